@@ -1,0 +1,47 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else; everything goes into .venv.
+# Paths are relative, so that the repository may lie in a folder with a space in its name.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-all lint pytest torch-oldest clean
+
+demo: $(VENV)/installed
+	$(RUN) -m madam_lab demo
+
+test: lint pytest
+
+test-all: lint
+	$(RUN) -m pytest -m "not gpu"
+	$(MAKE) torch-oldest
+
+lint: $(VENV)/installed
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+pytest: $(VENV)/installed
+	$(RUN) -m pytest -m "not slow and not gpu"
+
+# The oldest PyTorch we support, in an environment of its own.
+torch-oldest: .venv-torch-2.11/installed
+	.venv-torch-2.11/bin/python -m pytest -m "not gpu"
+
+# torch comes first and alone: with it in place, nothing that follows asks for another build of it.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0 -c constraints.txt
+	$(PIP) -e ".[dev]" -c constraints.txt
+	touch $@
+
+.venv-torch-2.11/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-torch-2.11
+	.venv-torch-2.11/bin/python -m pip install --quiet --disable-pip-version-check torch==2.11.0
+	grep -v '^torch==' constraints.txt > .venv-torch-2.11/constraints.txt
+	.venv-torch-2.11/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c .venv-torch-2.11/constraints.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-torch-2.11 .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist

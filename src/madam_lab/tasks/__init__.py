@@ -1,0 +1,1 @@
+"""What is learned: data, model, loss and metric. No optimiser is named here."""

@@ -1,0 +1,230 @@
+"""Which parameter gets which arguments: groups, their checks, scales, and what happens to all-zero tensors."""
+
+import difflib
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SECOND_MOMENTS = ("float32", "none")
+ROUNDINGS = (None, "nearest", "stochastic")
+
+# Arguments of other optimisers that would change the training there and do nothing here.
+_FOREIGN = frozenset({"alpha", "amsgrad", "betas", "dampening", "eps", "momentum", "nesterov", "rho"})
+# What DDP and torch.compile put into a parameter's name when they wrap a model.
+_WRAPPERS = ("module", "_orig_mod")
+
+
+def param_groups(
+    model: nn.Module,
+    *,
+    weight_decay: float = 0.0,
+    weights: Mapping[str, Any] | None = None,
+    embeddings: Mapping[str, Any] | None = None,
+    norms_and_biases: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """The model's trainable parameters in up to three named groups, ready for ``Madam(param_groups(model))``.
+
+    Args:
+        model: any module. A parameter that several modules share appears once.
+        weight_decay: goes to the weights only; embeddings, norms and biases get none unless their own mapping says so.
+        weights: arguments for everything with two or more dimensions that is no embedding, for example
+            ``{"bound": 2.0}``.
+        embeddings: arguments for the tables of ``nn.Embedding`` and ``nn.EmbeddingBag``.
+        norms_and_biases: arguments for tensors with fewer than two dimensions.
+    """
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    kinds: dict[str, dict[str, Any]] = {
+        "weights": {"weight_decay": weight_decay, **(weights or {})},
+        "embeddings": {"weight_decay": 0.0, **(embeddings or {})},
+        "norms_and_biases": {"weight_decay": 0.0, **(norms_and_biases or {})},
+    }
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {kind: [] for kind in kinds}
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            kind = "embeddings" if id(param) in tables else "weights" if param.dim() > 1 else "norms_and_biases"
+            members[kind].append((name, param))
+    return [{"params": members[kind], "kind": kind, **kinds[kind]} for kind in kinds if members[kind]]
+
+
+def scales_of(source: nn.Module | Mapping[str, Any]) -> dict[str, float]:
+    """The RMS of every float tensor of a trained model or state dict, by name, for ``Madam(..., scale=...)``.
+
+    The paper took its scales from a pre-trained network on ImageNet. All-zero tensors and the running statistics of
+    norms have nothing to lend and are left out.
+    """
+    tensors = source.state_dict() if isinstance(source, nn.Module) else source
+    named = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor)
+        and (tensor.is_floating_point() or tensor.is_complex())
+        and not name.endswith(("running_mean", "running_var"))
+    }
+    scales = dict(zip(named, measured_scales(named.values()), strict=True))
+    return {name: scale for name, scale in scales.items() if scale > 0}
+
+
+@torch.no_grad()
+def measured_scales(tensors: Iterable[Tensor]) -> list[float]:
+    """The root mean square of each tensor (0 for an empty one), read in one synchronisation a device."""
+    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for i, tensor in enumerate(tensors):
+        real = as_real(tensor)
+        norm = torch.linalg.vector_norm(real, dtype=torch.promote_types(real.dtype, torch.float32))
+        by_device.setdefault(tensor.device, []).append((i, norm.double() / math.sqrt(max(real.numel(), 1))))
+    scales: dict[int, float] = {}
+    for found in by_device.values():
+        scales.update(zip([i for i, _ in found], torch.stack([rms for _, rms in found]).tolist(), strict=True))
+    return [scales[i] for i in range(len(scales))]
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of reals; any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def given_scale(group: Mapping[str, Any], name: str | None) -> float | None:
+    """The scale that the group's ``scale`` gives to a parameter of this name, or None: measure it."""
+    scale = group["scale"]
+    if isinstance(scale, Mapping):
+        return None if name is None else scale.get(unwrapped(name))
+    return None if scale is None else float(scale)
+
+
+def starting_point(
+    group: Mapping[str, Any], names: list[str | None], params: list[Tensor]
+) -> tuple[list[float], list[float | None], list[int]]:
+    """Sigma and the crossing override of each parameter at its first step, and which of them can never move.
+
+    An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead: crossing
+    1, and ``zero_scale`` as its sigma. ``zero_scale=0`` leaves it alone, as the paper does.
+    """
+    scales: list[float] = []
+    crossings: list[float | None] = []
+    stuck: list[int] = []
+    for i, (name, measured, param) in enumerate(zip(names, measured_scales(params), params, strict=True)):
+        if not math.isfinite(measured):
+            raise ValueError(
+                f"{describe(name)} holds a value that is not finite, so its scale cannot be measured; initialise it "
+                f"before the first step"
+            )
+        given = given_scale(group, name)
+        if measured > 0 or param.numel() == 0:
+            scales.append(measured if given is None else given)
+            crossings.append(None)
+            continue
+        moves = group["zero_scale"] > 0
+        scales.append(group["zero_scale"] if given is None or not moves else given)
+        crossings.append(1.0 if moves else 0.0)
+        if not moves:
+            stuck.append(i)
+    return scales, crossings, stuck
+
+
+def describe(name: str | None) -> str:
+    """How a message refers to a parameter."""
+    return f"parameter {name!r}" if name is not None else "a parameter without a name"
+
+
+def warn_stuck(names: list[str]) -> None:
+    """Say once that all-zero parameters cannot move."""
+    warnings.warn(
+        f"{', '.join(names)}: all zeros, and zero_scale=0, so a multiplicative step can never move "
+        f"{'it' if len(names) == 1 else 'them'}; leave zero_scale at 0.01, or initialise off zero",
+        stacklevel=2,
+    )
+
+
+def warn_unmatched(groups: list[dict[str, Any]]) -> None:
+    """Report the parameters that a mapping of scales does not know, and the scales that no parameter took."""
+    known: set[str] = set()
+    wanted: set[str] = set()
+    for group in groups:
+        if isinstance(group["scale"], Mapping):
+            known |= group["scale"].keys()
+            wanted |= {unwrapped(name) for name in group["param_names"]}
+    if wanted - known:
+        warnings.warn(f"no scale for {_listed(wanted - known)}: their own RMS is used", stacklevel=4)
+    if known - wanted:
+        warnings.warn(f"scales that match no parameter: {_listed(known - wanted)}", stacklevel=4)
+
+
+def _listed(names: set[str]) -> str:
+    first = sorted(names)[:8]
+    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
+
+
+def unwrapped(name: str) -> str:
+    """A parameter's name without the parts that DDP and torch.compile add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise a ValueError that says what is wrong with a param group, why, and what to do."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element, because a group has one lr; got shape {tuple(lr.shape)}")
+    _require(float(lr) >= 0, group, "lr", "a step downhill needs lr >= 0; to climb, use maximize=True")
+    _require(0 <= group["beta"] < 1, group, "beta", "it is the memory of a running mean: 0 <= beta < 1, usually 0.999")
+    _require(group["max_step"] > 0, group, "max_step", "it limits a step to max_step times lr: use 8, the paper's")
+    _require(
+        group["bound"] is None or group["bound"] > 0,
+        group,
+        "bound",
+        "weights are clamped to bound times their initial RMS, so bound > 0 (usually 3), or None for no clamp",
+    )
+    _require(
+        0 <= group["crossing"] < math.inf,
+        group,
+        "crossing",
+        "it is the width of the additive zone around zero, as a share of the clamp: 0 for the paper's rule, or up to 3",
+    )
+    if isinstance(group["scale"], Mapping):
+        bad = {name: scale for name, scale in group["scale"].items() if not 0 < scale < math.inf}
+        if bad:
+            raise ValueError(f"scales must be positive and finite, got {bad}; leave such tensors out of the mapping")
+        if "param_names" not in group:
+            raise ValueError(
+                "a mapping of scales is matched by parameter name, and these parameters have none; "
+                "use Madam(model.named_parameters(), scale=...)"
+            )
+    else:
+        _require(
+            group["scale"] is None or 0 < group["scale"] < math.inf,
+            group,
+            "scale",
+            "it is the size of the weights: a positive number, scales_of(state_dict), or None to measure it",
+        )
+    _require(
+        0 <= group["zero_scale"] < math.inf,
+        group,
+        "zero_scale",
+        "it is the scale given to all-zero tensors: use 0.01, or 0 to leave them at zero",
+    )
+    _require(
+        0 <= group["weight_decay"] < math.inf,
+        group,
+        "weight_decay",
+        "weights are multiplied by exp(-lr weight_decay), so weight_decay >= 0",
+    )
+    for name, choices in (("second_moment", SECOND_MOMENTS), ("rounding", ROUNDINGS)):
+        if group[name] not in choices:
+            raise ValueError(f"{name}={group[name]!r} is unknown; choose one of {', '.join(map(repr, choices))}")
+    if not isinstance(group["seed"], int) or not -(2**63) <= group["seed"] < 2**63:
+        raise ValueError(f"seed={group['seed']!r} must be an integer of at most 64 bits")
+
+    for name in group.keys() - set(known) - {"params", "param_names"}:
+        if name in _FOREIGN:
+            raise ValueError(f"{name!r} is an argument of other optimisers and would be ignored by Madam; remove it")
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if close:
+            raise ValueError(f"{name!r} is no argument of Madam; did you mean {close[0]!r}?")
+
+
+def _require(holds: bool, group: Mapping[str, Any], name: str, why: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={group[name]!r} cannot work: {why}")

@@ -1,0 +1,277 @@
+"""The optimiser: groups, state and the loop over parameters. The mathematics is in update.py."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from torchmadam import groups, noise, update
+
+# Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
+STATE_VERSION = 1
+
+
+class Madam(Optimizer):
+    """Multiplicative Adam: every weight moves by a *relative* amount, so one learning rate serves every network.
+
+    ``Madam(model.parameters())`` is meant to be used as it stands. It implements Algorithm 1 of Bernstein et al.,
+    *Learning compositional functions via multiplicative weight updates* (NeurIPS 2020); the paper's symbols are in
+    brackets.
+
+    Args:
+        params: parameters, ``named_parameters()`` or param groups.
+        lr: the typical relative change of a weight in one step [eta], a float or a 1-element tensor.
+        beta: the memory of the second moment [beta].
+        max_step: the largest step in units of ``lr`` [eta*/eta].
+        bound: weights are clamped to this many times their tensor's initial RMS [sigma*/sigma]; None: no clamp.
+        crossing: 0 is the paper's rule, under which no weight ever changes sign. Above 0, steps become additive
+            for weights smaller than ``crossing`` times the clamp (times sigma, where there is no clamp), and weights
+            can pass through zero.
+        scale: sigma. None measures the RMS of each tensor at its first step; a number sets it for all; a mapping such
+            as :func:`torchmadam.scales_of` gives sets it by name, when the parameters come with names.
+        zero_scale: sigma of tensors that are all zeros (biases, mostly). They follow the rule with crossing 1, since
+            nothing multiplied by zero moves. 0 leaves them at zero.
+        second_moment: "float32"; or "none" for u = sign g, the rule of the paper's theorem, with no state per weight.
+        bias_correction: divide the second moment by 1 - beta^t. The paper's text has none; its experiments did.
+        rounding: of bfloat16 and float16 parameters: None or "stochastic"; or "nearest", under which relative steps
+            below 0.4 % (bfloat16) or 0.05 % (float16) round away, so that training stops when lr decays.
+        seed: of the stochastic rounding.
+        weight_decay: multiplies weights by exp(-lr weight_decay).
+        maximize: climb instead of descending.
+
+    A gradient element that is not finite, or whose square overflows float32, leaves its weight and its second moment
+    as they are; :meth:`nonfinite_count` says how many there were.
+    """
+
+    _built = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.01,
+        *,
+        beta: float = 0.999,
+        max_step: float = 8.0,
+        bound: float | None = 3.0,
+        crossing: float = 0.0,
+        scale: float | Mapping[str, float] | None = None,
+        zero_scale: float = 0.01,
+        second_moment: str = "float32",
+        bias_correction: bool = True,
+        rounding: str | None = None,
+        seed: int = 0,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta": beta,
+            "max_step": max_step,
+            "bound": bound,
+            "crossing": crossing,
+            "scale": scale,
+            "zero_scale": zero_scale,
+            "second_moment": second_moment,
+            "bias_correction": bias_correction,
+            "rounding": rounding,
+            "seed": seed,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "state_version": STATE_VERSION,
+        }
+        super().__init__(params, defaults)
+        groups.warn_unmatched(self.param_groups)
+        self._built = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; arguments it does not give are the constructor's."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            groups.check(group, self.defaults)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        if isinstance(group["scale"], Mapping):
+            group["scale"] = {groups.unwrapped(name): float(scale) for name, scale in group["scale"].items()}
+        if self._built:
+            groups.warn_unmatched(self.param_groups[-1:])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move every parameter that has a gradient. ``closure`` re-evaluates the model and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        for group in self.param_groups:
+            self._check_capture(group["lr"])
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            moments: list[Tensor] = []
+            steps: list[Tensor] = []
+            scales: list[Tensor] = []
+            nonfinite: list[Tensor] = []
+            streams: list[int] = []
+            crossings: list[float] = []
+            self._init_group(group, params, grads, moments, steps, scales, nonfinite, streams, crossings)
+            lr = group["lr"]
+            update.madam_(
+                [groups.as_real(p) for p in params],
+                [groups.as_real(g) for g in grads],
+                moments,
+                steps,
+                scales,
+                nonfinite,
+                streams=streams,
+                crossings=crossings,
+                lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
+                beta=group["beta"],
+                max_step=group["max_step"],
+                bound=group["bound"],
+                weight_decay=group["weight_decay"],
+                bias_correction=group["bias_correction"],
+                rounding=group["rounding"],
+                maximize=group["maximize"],
+            )
+        return loss
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        moments: list[Tensor],
+        steps: list[Tensor],
+        scales: list[Tensor],
+        nonfinite: list[Tensor],
+        streams: list[int],
+        crossings: list[float],
+    ) -> None:
+        """Fill the lists with the group's tensors, making state where there is none yet.
+
+        The name and the shape of this method are PyTorch's: ``torch.compile`` runs it outside the graph it traces.
+        """
+        names = self._names(group)
+        active = [(name, p) for name, p in zip(names, group["params"], strict=True) if p.grad is not None]
+        for name, p in active:
+            if p.grad.layout != torch.strided:
+                raise ValueError(
+                    f"{groups.describe(name)} has a gradient of layout {p.grad.layout}, and Madam's second moment is "
+                    f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
+                )
+        self._init_state(group, [(name, p) for name, p in active if p not in self.state])
+        for _, p in active:
+            state = self.state[p]
+            params.append(p)
+            grads.append(p.grad)
+            if group["second_moment"] != "none":
+                moments.append(state["second_moment"])
+            steps.append(state["step"])
+            scales.append(state["scale"])
+            nonfinite.append(state["nonfinite"])
+            streams.append(noise.stream(group["seed"], state["index"]))
+            crossings.append(state.get("crossing", group["crossing"]))
+
+    def _init_state(self, group: dict[str, Any], fresh: list[tuple[str | None, Tensor]]) -> None:
+        if not fresh:
+            return
+        names, params = [name for name, _ in fresh], [p for _, p in fresh]
+        position = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
+        scales, crossings, stuck = groups.starting_point(group, names, params)
+        for p, scale, crossing in zip(params, scales, crossings, strict=True):
+            real = groups.as_real(p)
+            state: dict[str, Any] = {
+                "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                "scale": torch.full((), scale, dtype=torch.float32, device=p.device),
+                "nonfinite": torch.zeros((), dtype=torch.int64, device=p.device),
+                "index": position[p],
+            }
+            if crossing is not None:
+                state["crossing"] = crossing
+            if group["second_moment"] != "none":
+                state["second_moment"] = torch.zeros_like(real, dtype=torch.float32)
+            self.state[p] = state
+        if stuck:
+            groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
+
+    @staticmethod
+    def _names(group: dict[str, Any]) -> list[str | None]:
+        return group.get("param_names") or [None] * len(group["params"])
+
+    @staticmethod
+    def _check_capture(lr: float | Tensor) -> None:
+        if torch.compiler.is_compiling() or not torch.cuda.is_available():
+            return
+        if torch.cuda.is_current_stream_capturing() and not (isinstance(lr, Tensor) and lr.is_cuda):
+            raise RuntimeError(
+                "lr is not a CUDA tensor, so a CUDA graph would replay the value it has now for ever; "
+                "use lr=torch.tensor(0.01, device='cuda'), after one step outside the capture"
+            )
+
+    def nonfinite_count(self) -> int:
+        """How many gradient elements have been skipped so far, over all parameters and steps, as not finite."""
+        return sum(int(state["nonfinite"]) for state in self.state.values())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned; every tensor keeps its dtype and goes to its parameter's device."""
+        # Appended last, so that the user's own hooks may still translate the dict.
+        shield = self.register_load_state_dict_pre_hook(_shield)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            shield.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle, a deepcopy or :meth:`load_state_dict`."""
+        super().__setstate__(state)
+        self._built = True
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                if name != "differentiable":  # the base class's own addition
+                    group.setdefault(name, value)
+        for p, held in self.state.items():
+            for name, value in held.items():
+                if isinstance(value, _Exact):
+                    held[name] = value.on(p.device)
+            shape = groups.as_real(p).shape
+            if "second_moment" in held and held["second_moment"].shape != shape:
+                raise ValueError(
+                    f"the loaded second moment has shape {tuple(held['second_moment'].shape)} where the parameter has "
+                    f"{tuple(shape)}; load the state of the same model, with its parameters in the same order"
+                )
+
+
+class _Exact:
+    """A state tensor on its way through ``Optimizer.load_state_dict``, which would cast it to the parameter's dtype."""
+
+    def __init__(self, value: Tensor | float) -> None:
+        self.value = value
+
+    def on(self, device: torch.device) -> Tensor:
+        """A copy on this device, of the dtype it was saved in."""
+        dtype = None if isinstance(self.value, Tensor) else torch.float32
+        return torch.as_tensor(self.value, dtype=dtype).detach().clone().to(device)
+
+
+def _shield(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Refuse states that are not Madam's; hide the tensors of those that are from the base class's casts."""
+    versions = {group.get("state_version") for group in state_dict["param_groups"]}
+    if versions != {STATE_VERSION}:
+        keys = sorted({str(key) for state in state_dict["state"].values() for key in state})
+        raise ValueError(
+            f"this state dict was written by another optimiser, or by a newer torchmadam (version {versions}, state "
+            f"{keys}), and Madam (version {STATE_VERSION}) cannot continue from it; load the model's weights and let "
+            f"Madam start its own state"
+        )
+    shielded = {
+        index: {
+            name: _Exact(value) if isinstance(value, Tensor) or name == "step" else value
+            for name, value in state.items()
+        }
+        for index, state in state_dict["state"].items()
+    }
+    return {**state_dict, "state": shielded}

@@ -1,0 +1,77 @@
+"""Random bits that depend on place and time only, and rounding with them.
+
+There is no generator and no generator state. The 32 bits that one weight sees at one step are a pure function of
+
+    (seed, the parameter's index, the step, the element's position in row-major order)
+
+so a resumed run, another memory format, a sharded tensor and a GPU kernel all see the same bits.
+"""
+
+import hashlib
+import struct
+
+import torch
+from torch import Tensor
+
+# Mixers: SplitMix64's finaliser (Steele et al. 2014) for the key, a two-multiply 32-bit one (C. Wellons, "lowbias32"
+# family) for the elements. 32-bit multiplies are cheap on a GPU; 64-bit ones are not. Written as signed integers,
+# because torch multiplies int32 and int64 modulo 2^32 and 2^64.
+_MIX64 = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_MIX32 = (0x21F0AAAD, 0xD35A2D97 - 2**32)
+_WEYL64 = 0x9E3779B97F4A7C15 - 2**64
+
+
+def stream(seed: int, index: int) -> int:
+    """The 64-bit key, as a signed integer, of parameter number ``index`` under ``seed``."""
+    digest = hashlib.blake2b(struct.pack("<qq", seed, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def random_bits(shape: torch.Size, key: int, step: Tensor) -> Tensor:
+    """32 random bits for each element of a tensor of this shape, as int32, on the device of ``step``.
+
+    ``key`` is the parameter's :func:`stream`; ``step`` a 0-d tensor, read on its device without a synchronisation.
+    """
+    word = step.to(torch.int64) * _WEYL64 + key
+    for shift, multiplier in zip((30, 27), _MIX64, strict=True):
+        word = (word ^ _shift_right(word, shift, 64)) * multiplier
+    word = word ^ _shift_right(word, 31, 64)
+    low, high = word.to(torch.int32), _shift_right(word, 32, 64).to(torch.int32)
+
+    position = torch.arange(shape.numel(), dtype=torch.int64, device=step.device)
+    bits = position.to(torch.int32) ^ low
+    bits = (bits ^ _shift_right(bits, 16, 32)) * _MIX32[0]
+    # The second half of the key enters between the multiplies; entering only at the front, it would merely shift the
+    # sequence, and two steps would share one.
+    bits = bits ^ _shift_right(bits, 15, 32) ^ high ^ _shift_right(position, 32, 64).to(torch.int32)
+    bits = bits * _MIX32[1]
+    return (bits ^ _shift_right(bits, 15, 32)).view(shape)
+
+
+def _shift_right(x: Tensor, by: int, width: int) -> Tensor:
+    """A logical shift of signed integers ``width`` bits wide; torch's ``>>`` copies the sign bit."""
+    return (x >> by) & ((1 << (width - by)) - 1)
+
+
+def round_stochastic(values: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
+    """Round float32 ``values`` to bfloat16 or float16, up with a probability equal to the fraction cut off.
+
+    The result is unbiased, so that relative steps far below the spacing of ``dtype`` survive on average. One
+    exception: a value that is not zero never becomes zero, for zero is where a multiplicative rule gets stuck.
+    """
+    lost = {torch.bfloat16: 16, torch.float16: 13}[dtype]  # mantissa bits of float32 that dtype does not have
+    mask = (1 << lost) - 1
+    rounded = ((values.view(torch.int32) + (bits & mask)) & ~mask).view(torch.float32)
+    if dtype == torch.float16:
+        # Below 2^-14 float16 has a fixed spacing of 2^-24.
+        quanta = (values.abs() * 2.0**24 + (bits & mask) * 2.0**-lost).floor().clamp_min(1)
+        subnormal = torch.copysign(quanta * 2.0**-24, values)
+        rounded = torch.where((values.abs() < 2.0**-14) & (values != 0), subnormal, rounded)
+    return rounded.to(dtype)
+
+
+def largest_below(limit: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest number of ``dtype`` that is not above the positive float32 ``limit``, as float32."""
+    nearest = limit.to(dtype)
+    below = (nearest.view(torch.int16) - 1).view(dtype)
+    return torch.where(nearest.float() > limit, below, nearest).float()

@@ -1,0 +1,70 @@
+"""A state written by version 1 of the optimiser must load, and continue as it did then, for ever.
+
+The file was written by `python tests/test_golden_state.py` when the state was defined. Do not write it again: a new
+STATE_VERSION gets a file of its own, and this one must still load.
+"""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torchmadam import Madam
+
+FILE = Path(__file__).parent / "golden" / "madam_state_v1.pt"
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(0)
+    return [
+        ("weight", nn.Parameter(torch.randn(5, 3, generator=generator))),
+        ("narrow", nn.Parameter(torch.randn(7, generator=generator).bfloat16())),
+        ("bias", nn.Parameter(torch.zeros(3))),
+        ("complex", nn.Parameter(torch.complex(*torch.randn(2, 4, generator=generator)))),
+    ]
+
+
+def train(params, optimizer, steps):
+    for t in steps:
+        for i, (_, p) in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * t + i)).to(p.dtype)
+        optimizer.step()
+
+
+def write():
+    params = parameters()
+    optimizer = Madam(params, crossing=0.1, weight_decay=0.01, seed=3)
+    train(params, optimizer, range(4))
+    golden = {"weights": {n: p.detach().clone() for n, p in params}, "state": copy.deepcopy(optimizer.state_dict())}
+    train(params, optimizer, range(4, 8))
+    golden["after"] = {n: p.detach().clone() for n, p in params}
+    FILE.parent.mkdir(exist_ok=True)
+    torch.save(golden, FILE)
+
+
+def test_a_version_1_state_loads_and_continues_as_it_did():
+    golden = torch.load(FILE, weights_only=True)
+    params = parameters()
+    for name, p in params:
+        p.data = golden["weights"][name].clone()
+    optimizer = Madam(params)
+    optimizer.load_state_dict(golden["state"])
+    assert optimizer.param_groups[0]["crossing"] == 0.1
+    assert {int(state["step"]) for state in optimizer.state.values()} == {4}
+    train(params, optimizer, range(4, 8))
+    for name, p in params:
+        rtol = 2**-7 if name == "narrow" else 1e-6
+        torch.testing.assert_close(p.detach(), golden["after"][name], rtol=rtol, atol=0)
+
+
+def test_a_newer_version_is_refused():
+    golden = torch.load(FILE, weights_only=True)
+    golden["state"]["param_groups"][0]["state_version"] = 99
+    with pytest.raises(ValueError, match=r"newer torchmadam \(version \{99\}"):
+        Madam(parameters()).load_state_dict(golden["state"])
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,97 @@
+"""Randomness keyed by place and time, and the rounding built on it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchmadam import noise
+
+STEP = torch.tensor(7.0)
+
+
+def bits_in_numpy(n, key, step):
+    """The generator's definition in unsigned integers, independent of the library."""
+    word = (step * 0x9E3779B97F4A7C15 + key) % 2**64
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    word ^= word >> 31
+    position = np.arange(n, dtype=np.uint64)
+    bits = (position & 0xFFFFFFFF).astype(np.uint32) ^ np.uint32(word & 0xFFFFFFFF)
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x21F0AAAD)
+    bits = bits ^ (bits >> 15) ^ np.uint32(word >> 32) ^ (position >> 32).astype(np.uint32)
+    bits = bits * np.uint32(0xD35A2D97)
+    return (bits ^ (bits >> 15)).view(np.int32)
+
+
+@pytest.mark.parametrize("step", [0, 1, 12345])
+@pytest.mark.parametrize("index", [0, 3])
+def test_bits_follow_their_definition_in_unsigned_integers(step, index):
+    key = noise.stream(5, index)
+    ours = noise.random_bits(torch.Size([37, 53]), key, torch.tensor(float(step)))
+    assert np.array_equal(ours.numpy().ravel(), bits_in_numpy(37 * 53, key, step))
+
+
+def test_every_bit_is_fair_and_independent_of_its_neighbours_in_place_and_time():
+    n = 1 << 18
+    tolerance = 5 / math.sqrt(n)
+    runs = [
+        noise.random_bits(torch.Size([n]), noise.stream(0, i), torch.tensor(float(t))) for i in (0, 1) for t in (1, 2)
+    ]
+    signs = [torch.stack([(run >> b) & 1 for b in range(32)]).double() * 2 - 1 for run in runs]
+    for s in signs:
+        assert s.mean(1).abs().max() < tolerance
+        assert (s[:, 1:] * s[:, :-1]).mean(1).abs().max() < tolerance
+        assert (s @ s.T / n - torch.eye(32)).abs().max() < tolerance
+    for other in signs[1:]:
+        assert (signs[0] * other).mean(1).abs().max() < tolerance
+
+
+def test_the_top_byte_is_uniform():
+    n = 1 << 20
+    bits = noise.random_bits(torch.Size([n]), noise.stream(1, 2), STEP)
+    counts = torch.bincount((bits >> 24) & 0xFF, minlength=256).double()
+    chi_square = ((counts - n / 256) ** 2 / (n / 256)).sum()
+    assert 255 - 5 * math.sqrt(510) < chi_square < 255 + 5 * math.sqrt(510)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [1.003, -0.7771, 3e-5, -1e-6, 6.2e-5, 2.0**-24 * 1.503])
+def test_stochastic_rounding_is_unbiased_and_lands_on_a_neighbour(dtype, value):
+    n = 1 << 16
+    rounded = noise.round_stochastic(
+        torch.full((n,), value), dtype, noise.random_bits(torch.Size([n]), noise.stream(0, 0), STEP)
+    )
+    assert rounded.dtype == dtype
+    found = rounded.double().unique()
+    exact = torch.tensor(value).double()
+    spacing = found.max() - found.min()
+    assert len(found) == 2
+    assert found.min() < exact < found.max()
+    nearest = torch.tensor(value).to(dtype).double()
+    assert nearest in found
+    assert (rounded.double().mean() - exact).abs() < 5 * spacing / math.sqrt(n)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_representable_values_do_not_move(dtype):
+    values = torch.randn(1000).to(dtype).float()
+    values[:4] = torch.tensor([0.0, -0.0, 2.0**-20, -(2.0**-24)])
+    rounded = noise.round_stochastic(values, dtype, noise.random_bits(values.shape, 3, STEP))
+    assert torch.equal(rounded.float(), values)
+
+
+def test_a_float16_weight_never_rounds_to_zero():
+    values = torch.full((1000,), -1e-9)
+    rounded = noise.round_stochastic(values, torch.float16, noise.random_bits(values.shape, 3, STEP))
+    assert torch.all(rounded == -(2.0**-24))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_largest_below_is_representable_and_tight(dtype):
+    limits = torch.rand(1000) * 3 + 1e-3
+    below = noise.largest_below(limits, dtype)
+    assert torch.all(below <= limits)
+    assert torch.equal(below.to(dtype).float(), below)
+    assert torch.all((below.to(dtype).view(torch.int16) + 1).view(dtype).float() > limits)

@@ -1,0 +1,60 @@
+"""Madam trains real networks at its default, in float32 and in bfloat16."""
+
+import statistics
+
+import pytest
+import torch
+from torch import nn
+
+from madam_lab.tasks import digits
+from torchmadam import Madam
+
+SEEDS = range(5)
+EPOCHS = 40
+
+
+def accuracy(seed, data, dtype=torch.float32, **arguments):
+    torch.manual_seed(seed)
+    net = digits.model().to(dtype)
+    data = digits.Digits(data.train_x.to(dtype), data.train_y, data.test_x.to(dtype), data.test_y)
+    digits.train(net, Madam(net.parameters(), **arguments), data, epochs=EPOCHS, seed=seed)
+    return 1 - digits.test_error(net, data)
+
+
+@pytest.fixture(scope="module")
+def float32_accuracy():
+    data = digits.load()
+    return statistics.fmean(accuracy(seed, data) for seed in SEEDS)
+
+
+def test_digits_reach_97_percent_at_the_untouched_default(float32_accuracy):
+    assert float32_accuracy >= 0.97
+
+
+def test_a_bfloat16_model_trains_as_well_as_its_float32_twin(float32_accuracy):
+    data = digits.load()
+    narrow = statistics.fmean(accuracy(seed, data, torch.bfloat16) for seed in SEEDS)
+    assert abs(narrow - float32_accuracy) < 0.005
+
+
+@pytest.mark.slow
+def test_unscaled_non_negative_inputs_cost_frozen_signs_about_three_points(float32_accuracy):
+    data = digits.load(standardised=False)
+    frozen = statistics.fmean(accuracy(seed, data) for seed in SEEDS)
+    assert 0.01 < float32_accuracy - frozen < 0.06
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_steps_survive_stochastic_rounding_and_not_rounding_to_nearest(dtype):
+    def shrink(dtype, rounding):
+        p = nn.Parameter(torch.full((4096,), 0.7, dtype=dtype))
+        optimizer = Madam([p], lr=1e-4, second_moment="none", rounding=rounding)
+        for _ in range(1000):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        return p.detach().double().mean().item()
+
+    exact = shrink(torch.float32, None)
+    assert exact == pytest.approx(0.7 * 2.718281828**-0.1, rel=1e-4)
+    assert shrink(dtype, None) == pytest.approx(exact, rel=2e-3)
+    assert shrink(dtype, "nearest") == pytest.approx(0.7, rel=4e-3)  # it never moved
