@@ -21,9 +21,16 @@ def parameters():
     return [
         ("weight", nn.Parameter(torch.randn(5, 3, generator=generator))),
         ("narrow", nn.Parameter(torch.randn(7, generator=generator).bfloat16())),
+        ("half", nn.Parameter(torch.randn(7, generator=generator).half())),
+        ("double", nn.Parameter(torch.randn(7, generator=generator).double())),
         ("bias", nn.Parameter(torch.zeros(3))),
         ("complex", nn.Parameter(torch.complex(*torch.randn(2, 4, generator=generator)))),
     ]
+
+
+def groups_of(params):
+    first = {"params": params[:3], "lr": torch.tensor(0.02), "scale": {name: 0.9 for name, _ in params[:3]}}
+    return [first, {"params": params[3:]}]
 
 
 def train(params, optimizer, steps):
@@ -35,7 +42,7 @@ def train(params, optimizer, steps):
 
 def write():
     params = parameters()
-    optimizer = Madam(params, crossing=0.1, weight_decay=0.01, seed=3)
+    optimizer = Madam(groups_of(params), crossing=0.1, weight_decay=0.01, seed=3)
     train(params, optimizer, range(4))
     golden = {"weights": {n: p.detach().clone() for n, p in params}, "state": copy.deepcopy(optimizer.state_dict())}
     train(params, optimizer, range(4, 8))
@@ -49,21 +56,23 @@ def test_a_version_1_state_loads_and_continues_as_it_did():
     params = parameters()
     for name, p in params:
         p.data = golden["weights"][name].clone()
-    optimizer = Madam(params)
+    optimizer = Madam([{"params": params[:3]}, {"params": params[3:]}])
     optimizer.load_state_dict(golden["state"])
-    assert optimizer.param_groups[0]["crossing"] == 0.1
+    assert optimizer.param_groups[1]["crossing"] == 0.1
+    assert torch.equal(optimizer.param_groups[0]["lr"], torch.tensor(0.02))
     assert {int(state["step"]) for state in optimizer.state.values()} == {4}
     train(params, optimizer, range(4, 8))
     for name, p in params:
-        rtol = 2**-7 if name == "narrow" else 1e-6
+        rtol = {"narrow": 2**-7, "half": 2**-10}.get(name, 1e-6)
         torch.testing.assert_close(p.detach(), golden["after"][name], rtol=rtol, atol=0)
 
 
 def test_a_newer_version_is_refused():
     golden = torch.load(FILE, weights_only=True)
-    golden["state"]["param_groups"][0]["state_version"] = 99
+    for group in golden["state"]["param_groups"]:
+        group["state_version"] = 99
     with pytest.raises(ValueError, match=r"newer torchmadam \(version \{99\}"):
-        Madam(parameters()).load_state_dict(golden["state"])
+        Madam(groups_of(parameters())).load_state_dict(golden["state"])
 
 
 if __name__ == "__main__":

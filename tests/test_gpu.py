@@ -1,6 +1,7 @@
 """What only a CUDA device can show. Run with `pytest -m gpu`."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -82,7 +83,14 @@ def test_the_first_step_synchronises_once_and_later_ones_never():
     params = [nn.Parameter(torch.randn(50, device="cuda")) for _ in range(20)]
     optimizer = Madam(params)
     put_gradients(params, 0)
-    optimizer.step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in caught if "synchroniz" in str(w.message)]) == 1
     torch.cuda.set_sync_debug_mode("error")
     try:
         optimizer.step()

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import shutil
 import warnings
 
 import pytest
@@ -12,12 +13,15 @@ from torch import nn
 import torchmadam
 from torchmadam import Madam
 
+needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def network(dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).to(dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Complex modules are a new feature")
+        return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).to(dtype)
 
 
 def put_gradients(model, seed):
@@ -46,7 +50,12 @@ def same(a, b):
         ({"beta": 1.0}, "beta=1.0 cannot work.*0 <= beta < 1"),
         ({"beta": -0.1}, "beta=-0.1"),
         ({"max_step": 0.0}, "max_step=0.0 cannot work"),
+        ({"lr": math.inf}, "lr=inf cannot work"),
+        ({"lr": None}, "lr=None cannot work: it must be a number"),
         ({"bound": 0.0}, "bound=0.0 cannot work.*bound > 0"),
+        ({"bound": math.inf}, "bound=inf cannot work.*None for no clamp"),
+        ({"bound": "3"}, "bound='3' cannot work: it must be a number"),
+        ({"crossing": 1e-46}, "crossing=1e-46 cannot work"),
         ({"crossing": -1.0}, "crossing=-1.0 cannot work"),
         ({"scale": 0.0}, "scale=0.0 cannot work.*scales_of"),
         ({"zero_scale": -1.0}, "zero_scale=-1.0 cannot work"),
@@ -67,8 +76,9 @@ def test_a_bad_argument_raises_a_value_error_that_says_what_to_do(arguments, say
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("betas", "argument of other optimisers"),
-        ("momentum", "argument of other optimisers"),
+        ("betas", "did you mean 'beta'"),
+        ("momentum", "it would do nothing; remove it"),
+        ("learning_rate", "it would do nothing; remove it"),
         ("weight_decays", "did you mean 'weight_decay'"),
         ("crosing", "did you mean 'crossing'"),
     ],
@@ -76,14 +86,15 @@ def test_a_bad_argument_raises_a_value_error_that_says_what_to_do(arguments, say
 def test_a_misspelt_or_foreign_group_argument_raises_and_a_label_does_not(name, says):
     with pytest.raises(ValueError, match=says):
         Madam([{"params": list(network().parameters()), name: 0.9}])
-    Madam([{"params": list(network().parameters()), "label": "encoder", "lr_scale": 0.5}])
+    Madam([{"params": list(network().parameters()), "label": "encoder", "lr_scale": 0.5, "initial_lr": 0.01}])
 
 
-def test_a_refused_group_is_not_added():
+@pytest.mark.parametrize("bound", [-1, "3"])
+def test_a_refused_group_is_not_added(bound):
     first, second = network(seed=0), network(seed=1)
     optimizer = Madam(first.parameters())
     with pytest.raises(ValueError, match="bound"):
-        optimizer.add_param_group({"params": second.parameters(), "bound": -1})
+        optimizer.add_param_group({"params": second.parameters(), "bound": bound})
     assert len(optimizer.param_groups) == 1
 
 
@@ -139,7 +150,7 @@ def test_scales_of_a_trained_model_are_matched_by_name_through_wrappers():
     assert set(scales) == {"0.weight", "0.bias", "1.weight", "2.weight", "2.bias"}  # 1.bias is zero, the rest buffers
 
     fresh = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 3))
-    named = [("module." + name, p) for name, p in fresh.named_parameters()]
+    named = [("module._orig_mod." + name, p) for name, p in fresh.named_parameters()]
     with pytest.warns(UserWarning, match=r"no scale for 1\.bias: their own RMS is used"):
         optimizer = Madam(named, scale=scales)
     put_gradients(fresh, 0)
@@ -153,6 +164,65 @@ def test_unmatched_scales_are_reported():
         pytest.warns(UserWarning, match=r"no scale for 0\.bias, 2\.bias, 2\.weight"),
     ):
         Madam(network().named_parameters(), scale={"0.weight": 1.0, "head.weight": 2.0})
+
+
+def test_scales_of_a_later_group_are_not_reported_as_unmatched():
+    model = network()
+    scales = torchmadam.scales_of(model)
+    with pytest.warns(UserWarning, match=r"match no parameter: 2\.bias, 2\.weight"):
+        optimizer = Madam([(f"0.{n}", p) for n, p in model[0].named_parameters()], scale=scales)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.add_param_group({"params": [(f"2.{n}", p) for n, p in model[2].named_parameters()]})
+    with pytest.warns(UserWarning, match=r"no scale for other\.weight"):
+        optimizer.add_param_group({"params": [("other.weight", nn.Parameter(torch.ones(2)))]})
+
+
+def test_scales_of_leaves_out_what_cannot_be_a_scale():
+    source = {"mask": torch.full((2, 2), -math.inf), "zero": torch.zeros(3), "ids": torch.arange(3), "w": torch.ones(3)}
+    assert torchmadam.scales_of(source) == {"w": 1.0}
+
+
+def test_the_scale_of_a_large_tensor_does_not_lose_digits():
+    # One float32 sum over as many elements saturates on a CPU, at 0.71 for this tensor.
+    p = nn.Parameter(torch.ones(1).expand(2**28).reshape(2**28))
+    assert torchmadam.groups.measured_scales([p]) == [1.0]
+
+
+@pytest.mark.parametrize("size", [1e-60, 1e60])
+def test_a_scale_beyond_float32_serves_float64_weights(size):
+    p = nn.Parameter(torch.randn(50, dtype=torch.float64) * size)
+    before = p.detach().clone()
+    p.grad = torch.randn(50, dtype=torch.float64)
+    Madam([p], bound=10.0).step()
+    torch.testing.assert_close(
+        (p.detach() / before).log().abs(), torch.full((50,), 0.01, dtype=torch.float64), rtol=1e-4, atol=0
+    )
+
+
+def test_a_scale_that_float16_cannot_hold_is_refused():
+    p = nn.Parameter(torch.full((3,), 1e-3, dtype=torch.float16))
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match=r"which torch\.float16 rounds to zero"):
+        Madam([p], scale=1e-9).step()
+
+
+def test_a_given_scale_also_serves_tensors_of_zeros():
+    p = nn.Parameter(torch.zeros(4))
+    p.grad = torch.ones(4)
+    Madam([p], scale=0.5).step()
+    torch.testing.assert_close(p.detach(), torch.full((4,), -1.5 * math.sinh(0.01)), rtol=1e-4, atol=0)
+    q = nn.Parameter(torch.zeros(4))
+    q.grad = torch.ones(4)
+    Madam([q], scale=0.5, zero_scale=0.0, crossing=2.0).step()  # the group's own crossing moves it
+    torch.testing.assert_close(q.detach(), torch.full((4,), -3 * math.sinh(0.01)), rtol=1e-4, atol=0)
+
+
+def test_a_tensor_lr_of_one_element_keeps_a_number_a_number():
+    p = nn.Parameter(torch.tensor(0.5))
+    p.grad = torch.tensor(1.0)
+    Madam([p], lr=torch.tensor([0.01])).step()
+    assert p.shape == ()
 
 
 def test_an_all_zero_tensor_moves_by_the_signed_rule_on_zero_scale():
@@ -174,9 +244,12 @@ def test_zero_scale_zero_leaves_zeros_alone_and_says_so_once_by_name():
     model = nn.Linear(3, 2)
     nn.init.zeros_(model.bias)
     put_gradients(model, 0)
+    with pytest.warns(UserWarning, match="parameter 1: all zeros, and zero_scale=0"):
+        Madam(model.parameters(), zero_scale=0.0).step()
     optimizer = Madam(model.named_parameters(), zero_scale=0.0)
-    with pytest.warns(UserWarning, match="bias: all zeros, and zero_scale=0"):
+    with pytest.warns(UserWarning, match="bias: all zeros, and zero_scale=0") as caught:
         optimizer.step()
+    assert caught[0].filename == __file__  # it points at the user's line
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step()
@@ -268,11 +341,12 @@ def test_nonfinite_gradients_are_counted():
 # ---- saving and resuming
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64])
 @pytest.mark.parametrize("how", ["state_dict", "file", "deepcopy", "pickle"])
-def test_a_resumed_run_is_bit_for_bit_the_run_that_never_stopped(dtype, how, tmp_path):
+@pytest.mark.parametrize("second_moment", ["float32", "none"])
+def test_a_resumed_run_is_bit_for_bit_the_run_that_never_stopped(dtype, how, second_moment, tmp_path):
     model = network(dtype)
-    optimizer = Madam(model.parameters(), crossing=0.3, seed=5)
+    optimizer = Madam(model.parameters(), crossing=0.3, seed=5, second_moment=second_moment)
     for t in range(5):
         put_gradients(model, t)
         optimizer.step()
@@ -315,13 +389,52 @@ def test_the_state_of_another_optimiser_is_refused_with_a_reason():
         Madam(model.parameters()).load_state_dict(adam.state_dict())
 
 
-def test_a_state_of_another_shape_is_refused():
+@pytest.mark.parametrize("wrong", [{"model": {}}, {"0.weight": torch.ones(2)}])
+def test_what_is_no_optimiser_state_is_refused_with_a_reason(wrong):
+    with pytest.raises(ValueError, match=r"not the state of an optimiser.*optimizer\.state_dict\(\)"):
+        Madam(network().parameters()).load_state_dict(wrong)
+
+
+def test_a_state_of_another_shape_is_refused_and_leaves_the_optimiser_as_it_was():
     small, large = nn.Linear(2, 3), nn.Linear(5, 3)
-    put_gradients(small, 0)
-    optimizer = Madam(small.parameters())
-    optimizer.step()
+    optimizers = [Madam(m.parameters()) for m in (small, large)]
+    for m, o in zip((small, large), optimizers, strict=True):
+        put_gradients(m, 0)
+        o.step()
+    before = copy.deepcopy(optimizers[1].state_dict())
     with pytest.raises(ValueError, match=r"shape \(3, 2\) where the parameter has \(3, 5\)"):
-        Madam(large.parameters()).load_state_dict(optimizer.state_dict())
+        optimizers[1].load_state_dict(optimizers[0].state_dict())
+    after = optimizers[1].state_dict()
+    assert torch.equal(before["state"][0]["second_moment"], after["state"][0]["second_moment"])
+    optimizers[1].step()
+
+
+def test_a_second_moment_switched_on_later_starts_its_own_clock():
+    model = network()
+    optimizer = Madam(model.parameters(), second_moment="none")
+    put_gradients(model, 0)
+    for _ in range(3):
+        optimizer.step()
+    optimizer.param_groups[0]["second_moment"] = "float32"
+    before = model[0].weight.detach().clone()
+    optimizer.step()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {1}
+    ratio = (model[0].weight / before).log().abs().detach()
+    torch.testing.assert_close(ratio.max(), torch.tensor(0.01), rtol=1e-3, atol=0)
+
+
+def test_an_argument_missing_from_an_old_state_takes_its_default():
+    model = network()
+    put_gradients(model, 0)
+    optimizer = Madam(model.parameters())
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["param_groups"][0]["weight_decay"]
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+    optimizer.step()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert "differentiable" not in optimizer.param_groups[1]
 
 
 def test_rounding_depends_on_the_seed_and_on_nothing_else():
@@ -461,19 +574,27 @@ def test_a_compiled_step_is_one_graph_and_a_changing_lr_does_not_recompile_it(dt
         torch.testing.assert_close(a, b, rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=0)
 
 
-def test_a_compiled_step_with_a_float_lr_settles_after_one_recompilation():
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=needs_a_compiler)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_step_with_a_float_lr_settles_after_one_recompilation_and_follows_lr(backend):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    model = network()
-    optimizer = Madam(model.parameters())
-    step = torch.compile(optimizer.step, backend="aot_eager")
+    eager, compiled = network(), network()
+    optimizers = [Madam(m.parameters(), weight_decay=5.0) for m in (eager, compiled)]
+    step = torch.compile(optimizers[1].step, backend=backend, fullgraph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for t in range(6):
-            optimizer.param_groups[0]["lr"] = 0.01 / (t + 1)
-            put_gradients(model, t)
+            for m, o in zip((eager, compiled), optimizers, strict=True):
+                o.param_groups[0]["lr"] = 0.01 * (t + 1)
+                put_gradients(m, t)
+            optimizers[0].step()
             step()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    for a, b in zip(weights(eager), weights(compiled), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=0)
 
 
 # ---- groups from a model
@@ -484,20 +605,25 @@ def test_param_groups_sorts_a_model_into_weights_embeddings_norms_and_biases():
         def __init__(self):
             super().__init__()
             self.table = nn.Embedding(5, 4)
-            self.norm = nn.LayerNorm(4)
+            self.bag = nn.EmbeddingBag(5, 4)
+            self.norm = nn.LayerNorm((3, 4))
             self.out = nn.Linear(4, 5)
             self.out.weight = self.table.weight  # tied
             self.body = nn.Conv1d(4, 4, 1)
+            self.attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
             self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
 
     model = Net()
     groups = torchmadam.param_groups(model, weight_decay=0.1, embeddings={"bound": 5.0})
     named = {g["kind"]: [name for name, _ in g["params"]] for g in groups}
     assert named == {
-        "weights": ["body.weight"],
-        "embeddings": ["table.weight"],
-        "norms_and_biases": ["norm.weight", "norm.bias", "out.bias", "body.bias"],
-    }
+        "weights": ["body.weight", "attention.in_proj_weight", "attention.out_proj.weight"],
+        "embeddings": ["table.weight", "bag.weight"],
+        "norms_and_biases": [
+            "norm.weight", "norm.bias", "out.bias", "body.bias", "attention.in_proj_bias", "attention.bias_k",
+            "attention.bias_v", "attention.out_proj.bias",
+        ],
+    }  # fmt: skip
     optimizer = Madam(groups)
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0, 0.0]
     assert [g["bound"] for g in optimizer.param_groups] == [3.0, 5.0, 3.0]

@@ -37,11 +37,18 @@ def test_a_bfloat16_model_trains_as_well_as_its_float32_twin(float32_accuracy):
     assert abs(narrow - float32_accuracy) < 0.005
 
 
+def test_at_a_small_lr_a_bfloat16_model_needs_stochastic_rounding_to_follow_its_twin():
+    data = digits.load()
+    full = accuracy(0, data, lr=0.001)
+    assert abs(accuracy(0, data, torch.bfloat16, lr=0.001) - full) < 0.02
+    assert accuracy(0, data, torch.bfloat16, lr=0.001, rounding="nearest") < full - 0.1
+
+
 @pytest.mark.slow
-def test_unscaled_non_negative_inputs_cost_frozen_signs_about_three_points(float32_accuracy):
+def test_unscaled_non_negative_inputs_cost_frozen_signs_one_to_three_points(float32_accuracy):
     data = digits.load(standardised=False)
     frozen = statistics.fmean(accuracy(seed, data) for seed in SEEDS)
-    assert 0.01 < float32_accuracy - frozen < 0.06
+    assert 0.01 < float32_accuracy - frozen < 0.035
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

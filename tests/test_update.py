@@ -35,6 +35,7 @@ class Slot:
         self.scale = rms if scale is None else torch.tensor(scale)
         self.crossing = crossing
         self.nonfinite = torch.zeros((), dtype=torch.int64)
+        self.rule = {}
 
     def move(self, grad, **rule):
         update.madam_(
@@ -46,7 +47,7 @@ class Slot:
             [self.nonfinite],
             streams=[1],
             crossings=[self.crossing],
-            **{**RULE, **rule},
+            **{**RULE, **self.rule, **rule},
         )
         return self.w
 
@@ -171,9 +172,11 @@ def test_weights_cross_zero_when_crossing_is_allowed():
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 3e38, 2e19])
-def test_a_gradient_without_a_finite_square_moves_nothing_and_is_forgotten(bad):
+@pytest.mark.parametrize("decay", [0.0, 10.0])
+def test_a_gradient_without_a_finite_square_moves_nothing_and_is_forgotten(bad, decay):
     w = draw((5,), 0)
     slot, clean = Slot(w), Slot(w)
+    slot.rule = clean.rule = {"weight_decay": decay}
     for t in range(3):
         grad = draw((5,), t + 1)
         clean.move(grad)
@@ -194,10 +197,54 @@ def test_a_gradient_without_a_finite_square_moves_nothing_and_is_forgotten(bad):
     assert torch.isfinite(slot.moments[0]).all()
 
 
+@pytest.mark.parametrize("arguments", [{"lr": 0.0, "weight_decay": 0.1}, {"lr": 0.01}])
+@pytest.mark.parametrize("crossing", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_step_of_size_zero_changes_nothing_not_even_weights_beyond_the_bound(arguments, crossing, dtype):
+    w = draw((37, 53), 0).to(dtype)
+    assert (w.float().abs() > 3 * w.float().square().mean().sqrt()).any()
+    grad = torch.zeros(37, 53) if arguments["lr"] else draw((37, 53), 1)
+    assert torch.equal(Slot(w, crossing=crossing).move(grad, **arguments), w)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"),
+    [(torch.float32, 2.0**-126), (torch.bfloat16, 2.0**-126), (torch.float16, 2.0**-24), (torch.float64, 2.0**-1022)],
+)
+@pytest.mark.parametrize("rounding", [None, "nearest"])
+def test_frozen_signs_survive_any_amount_of_shrinking(dtype, least, rounding):
+    slot = Slot(torch.tensor([0.1, -0.1, 0.0], dtype=dtype), moment=False)
+    for _ in range(800):
+        slot.move(torch.tensor([1.0, -1.0, 1.0]), lr=1.0, rounding=rounding)
+    assert slot.w.tolist() == [least, -least, 0.0]
+
+
+def test_float16_without_a_bound_grows_to_its_largest_number_and_no_further():
+    slot = Slot(torch.tensor([0.1, -0.1], dtype=torch.float16), moment=False)
+    for _ in range(30):
+        slot.move(torch.tensor([-1.0, 1.0]), lr=1.0, bound=None)
+    assert slot.w.tolist() == [65504.0, -65504.0]
+
+
+def test_without_a_bound_the_crossing_zone_is_measured_in_sigma():
+    moved = Slot(torch.zeros(2), scale=0.5, crossing=2.0).move(torch.tensor([1.0, -1.0]), bound=None)
+    torch.testing.assert_close(moved, torch.tensor([-1.0, 1.0]) * math.sinh(0.01), rtol=1e-4, atol=0)
+
+
+def test_beta_zero_is_the_sign_rule():
+    w, g = draw((37, 53), 0), draw((37, 53), 1)
+    torch.testing.assert_close(Slot(w).move(g, beta=0.0), Slot(w, moment=False).move(g), rtol=1e-6, atol=0)
+
+
 def test_gradients_too_small_to_square_count_as_zero():
     slot = Slot(draw((5,), 0))
     before = slot.w.clone()
     assert torch.equal(slot.move(torch.full((5,), 1e-30)), before)
+
+
+def test_a_large_lr_is_not_cut_short():
+    after = Slot(torch.tensor([1e-3, 1.0]), moment=False).move(torch.tensor([-1.0, 1.0]), lr=20.0, bound=None)
+    torch.testing.assert_close(after, torch.tensor([1e-3 * math.exp(20), math.exp(-20)]), rtol=1e-5, atol=0)
 
 
 def test_steps_far_beyond_float32_stay_finite_and_end_at_the_bound():

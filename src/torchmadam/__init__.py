@@ -1,7 +1,29 @@
-"""Train without tuning a learning rate: Madam, the multiplicative optimiser."""
+"""Train without tuning a learning rate, on weights that may be 8- to 12-bit codes from the first step on."""
 
+from torchmadam.average import Average, average
 from torchmadam.groups import param_groups, scales_of
+from torchmadam.ladder.checkpoint import LadderFileError, load, save
+from torchmadam.ladder.compiling import compile_options
+from torchmadam.ladder.convert import to_dense_, to_ladder_
+from torchmadam.ladder.format import LadderFormat
+from torchmadam.ladder.summary import summary
+from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
 
-__all__ = ["Madam", "param_groups", "scales_of"]
+__all__ = [
+    "Average",
+    "LadderFileError",
+    "LadderFormat",
+    "LadderTensor",
+    "Madam",
+    "average",
+    "compile_options",
+    "load",
+    "param_groups",
+    "save",
+    "scales_of",
+    "summary",
+    "to_dense_",
+    "to_ladder_",
+]
 __version__ = "0.1.0"

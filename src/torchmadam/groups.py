@@ -2,20 +2,23 @@
 
 import difflib
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchmadam.messages import describe, warn
+
 SECOND_MOMENTS = ("float32", "none")
 ROUNDINGS = (None, "nearest", "stochastic")
 
-# Arguments of other optimisers that would change the training there and do nothing here.
-_FOREIGN = frozenset({"alpha", "amsgrad", "betas", "dampening", "eps", "momentum", "nesterov", "rho"})
-# What DDP and torch.compile put into a parameter's name when they wrap a model.
-_WRAPPERS = ("module", "_orig_mod")
+# What schedulers and layer-wise decay put into a group beside the optimiser's own arguments.
+_GUESTS = frozenset({"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "lr_scale"})
+# What torch.compile, FSDP and activation checkpointing put into a parameter's name when they wrap a module.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Sums of squares are taken over so many elements at a time: in one go float32 loses digits, and float64 takes memory.
+_CHUNK = 2**22
 
 
 def param_groups(
@@ -31,12 +34,13 @@ def param_groups(
     Args:
         model: any module. A parameter that several modules share appears once.
         weight_decay: goes to the weights only; embeddings, norms and biases get none unless their own mapping says so.
-        weights: arguments for everything with two or more dimensions that is no embedding, for example
-            ``{"bound": 2.0}``.
+        weights: arguments for all that is neither of the following, for example ``{"bound": 2.0}``.
         embeddings: arguments for the tables of ``nn.Embedding`` and ``nn.EmbeddingBag``.
-        norms_and_biases: arguments for tensors with fewer than two dimensions.
+        norms_and_biases: arguments for the parameters of norms, those with "bias" in their name, and tensors with fewer
+            than two dimensions.
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    norms = {id(p) for m in model.modules() if "Norm" in type(m).__name__ for p in m.parameters(recurse=False)}
     kinds: dict[str, dict[str, Any]] = {
         "weights": {"weight_decay": weight_decay, **(weights or {})},
         "embeddings": {"weight_decay": 0.0, **(embeddings or {})},
@@ -44,9 +48,15 @@ def param_groups(
     }
     members: dict[str, list[tuple[str, nn.Parameter]]] = {kind: [] for kind in kinds}
     for name, param in model.named_parameters():
-        if param.requires_grad:
-            kind = "embeddings" if id(param) in tables else "weights" if param.dim() > 1 else "norms_and_biases"
-            members[kind].append((name, param))
+        if not param.requires_grad:
+            continue
+        if id(param) in tables:
+            kind = "embeddings"
+        elif id(param) in norms or param.dim() < 2 or "bias" in name.rpartition(".")[2]:
+            kind = "norms_and_biases"
+        else:
+            kind = "weights"
+        members[kind].append((name, param))
     return [{"params": members[kind], "kind": kind, **kinds[kind]} for kind in kinds if members[kind]]
 
 
@@ -56,16 +66,16 @@ def scales_of(source: nn.Module | Mapping[str, Any]) -> dict[str, float]:
     The paper took its scales from a pre-trained network on ImageNet. All-zero tensors and the running statistics of
     norms have nothing to lend and are left out.
     """
-    tensors = source.state_dict() if isinstance(source, nn.Module) else source
+    tensors = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
     named = {
-        name: tensor
+        name: tensor.detach()
         for name, tensor in tensors.items()
         if isinstance(tensor, Tensor)
         and (tensor.is_floating_point() or tensor.is_complex())
         and not name.endswith(("running_mean", "running_var"))
     }
     scales = dict(zip(named, measured_scales(named.values()), strict=True))
-    return {name: scale for name, scale in scales.items() if scale > 0}
+    return {name: scale for name, scale in scales.items() if 0 < scale < math.inf}
 
 
 @torch.no_grad()
@@ -74,8 +84,9 @@ def measured_scales(tensors: Iterable[Tensor]) -> list[float]:
     by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
     for i, tensor in enumerate(tensors):
         real = as_real(tensor)
-        norm = torch.linalg.vector_norm(real, dtype=torch.promote_types(real.dtype, torch.float32))
-        by_device.setdefault(tensor.device, []).append((i, norm.double() / math.sqrt(max(real.numel(), 1))))
+        squares = [chunk.double().square().sum() for chunk in real.reshape(-1).split(_CHUNK)]
+        mean = torch.stack(squares).sum() / max(real.numel(), 1)
+        by_device.setdefault(tensor.device, []).append((i, mean.sqrt()))
     scales: dict[int, float] = {}
     for found in by_device.values():
         scales.update(zip([i for i, _ in found], torch.stack([rms for _, rms in found]).tolist(), strict=True))
@@ -112,45 +123,44 @@ def starting_point(
                 f"{describe(name)} holds a value that is not finite, so its scale cannot be measured; initialise it "
                 f"before the first step"
             )
-        given = given_scale(group, name)
-        if measured > 0 or param.numel() == 0:
-            scales.append(measured if given is None else given)
-            crossings.append(None)
-            continue
-        moves = group["zero_scale"] > 0
-        scales.append(group["zero_scale"] if given is None or not moves else given)
-        crossings.append(1.0 if moves else 0.0)
-        if not moves:
-            stuck.append(i)
+        scale, crossing = given_scale(group, name), None
+        if measured == 0 and param.numel():
+            if group["zero_scale"] > 0:
+                crossing, scale = 1.0, group["zero_scale"] if scale is None else scale
+            elif scale is None or group.get("crossing", 0) == 0:
+                crossing = 0.0
+                stuck.append(i)
+        scales.append(measured if scale is None else scale)
+        crossings.append(crossing)
+        limit = scales[-1] * (group.get("bound") or 1.0)
+        if limit > 0 and torch.tensor(limit, dtype=torch.float64).to(as_real(param).dtype) == 0:
+            raise ValueError(
+                f"{describe(name)} has a scale of {scales[-1]:g}, which {param.dtype} rounds to zero; raise it"
+            )
     return scales, crossings, stuck
-
-
-def describe(name: str | None) -> str:
-    """How a message refers to a parameter."""
-    return f"parameter {name!r}" if name is not None else "a parameter without a name"
 
 
 def warn_stuck(names: list[str]) -> None:
     """Say once that all-zero parameters cannot move."""
-    warnings.warn(
+    warn(
         f"{', '.join(names)}: all zeros, and zero_scale=0, so a multiplicative step can never move "
-        f"{'it' if len(names) == 1 else 'them'}; leave zero_scale at 0.01, or initialise off zero",
-        stacklevel=2,
+        f"{'it' if len(names) == 1 else 'them'}; leave zero_scale at 0.01, or initialise off zero"
     )
 
 
-def warn_unmatched(groups: list[dict[str, Any]]) -> None:
-    """Report the parameters that a mapping of scales does not know, and the scales that no parameter took."""
+def warn_unmatched(new: list[dict[str, Any]], earlier: Iterable[dict[str, Any]] = ()) -> None:
+    """Report the parameters of new groups that their scales do not name, and the scales that no parameter took."""
     known: set[str] = set()
     wanted: set[str] = set()
-    for group in groups:
+    for group in new:
         if isinstance(group["scale"], Mapping):
             known |= group["scale"].keys()
             wanted |= {unwrapped(name) for name in group["param_names"]}
+    taken = {unwrapped(name) for group in earlier for name in group.get("param_names", ())}
     if wanted - known:
-        warnings.warn(f"no scale for {_listed(wanted - known)}: their own RMS is used", stacklevel=4)
-    if known - wanted:
-        warnings.warn(f"scales that match no parameter: {_listed(known - wanted)}", stacklevel=4)
+        warn(f"no scale for {_listed(wanted - known)}: their own RMS is used")
+    if known - wanted - taken:
+        warn(f"scales that match no parameter: {_listed(known - wanted - taken)}")
 
 
 def _listed(names: set[str]) -> str:
@@ -159,8 +169,8 @@ def _listed(names: set[str]) -> str:
 
 
 def unwrapped(name: str) -> str:
-    """A parameter's name without the parts that DDP and torch.compile add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    """A parameter's name without the parts that wrappers add; DDP's is the first."""
+    return ".".join(part for part in name.removeprefix("module.").split(".") if part not in _WRAPPERS)
 
 
 def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -168,20 +178,26 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element, because a group has one lr; got shape {tuple(lr.shape)}")
-    _require(float(lr) >= 0, group, "lr", "a step downhill needs lr >= 0; to climb, use maximize=True")
+    numbers = ("lr", "beta", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
+    for name in numbers:
+        if not isinstance(group[name], float | int | Tensor) and not (name == "bound" and group[name] is None):
+            raise ValueError(f"{name}={group[name]!r} cannot work: it must be a number")
+    _require(
+        0 <= float(lr) < math.inf, group, "lr", "a step downhill needs a finite lr >= 0; to climb, use maximize=True"
+    )
     _require(0 <= group["beta"] < 1, group, "beta", "it is the memory of a running mean: 0 <= beta < 1, usually 0.999")
     _require(group["max_step"] > 0, group, "max_step", "it limits a step to max_step times lr: use 8, the paper's")
     _require(
-        group["bound"] is None or group["bound"] > 0,
+        group["bound"] is None or 0 < group["bound"] < math.inf,
         group,
         "bound",
         "weights are clamped to bound times their initial RMS, so bound > 0 (usually 3), or None for no clamp",
     )
     _require(
-        0 <= group["crossing"] < math.inf,
+        group["crossing"] == 0 or 1e-6 <= group["crossing"] <= 1e6,
         group,
         "crossing",
-        "it is the width of the additive zone around zero, as a share of the clamp: 0 for the paper's rule, or up to 3",
+        "it is the width of the additive zone around zero, as a share of the clamp: 0 for the paper's rule, or .1 to 3",
     )
     if isinstance(group["scale"], Mapping):
         bad = {name: scale for name, scale in group["scale"].items() if not 0 < scale < math.inf}
@@ -217,12 +233,12 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
     if not isinstance(group["seed"], int) or not -(2**63) <= group["seed"] < 2**63:
         raise ValueError(f"seed={group['seed']!r} must be an integer of at most 64 bits")
 
-    for name in group.keys() - set(known) - {"params", "param_names"}:
-        if name in _FOREIGN:
-            raise ValueError(f"{name!r} is an argument of other optimisers and would be ignored by Madam; remove it")
+    for name in sorted(group.keys() - set(known) - {"params", "param_names"} - _GUESTS):
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if close:
-            raise ValueError(f"{name!r} is no argument of Madam; did you mean {close[0]!r}?")
+        # A number or a flag would look as if it did something; a label does not.
+        if close or isinstance(group[name], float | int | tuple) or group[name] is None:
+            hint = f"did you mean {close[0]!r}?" if close else "it would do nothing; remove it"
+            raise ValueError(f"{name!r} is no argument of Madam: {hint}")
 
 
 def _require(holds: bool, group: Mapping[str, Any], name: str, why: str) -> None:

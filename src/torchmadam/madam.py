@@ -1,16 +1,17 @@
 """The optimiser: groups, state and the loop over parameters. The mathematics is in update.py."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from torchmadam import groups, noise, update
-
-# Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
-STATE_VERSION = 1
+from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.ladder.watch import Watch
+from torchmadam.messages import describe
+from torchmadam.state import STATE_VERSION, Exact, shield
 
 
 class Madam(Optimizer):
@@ -58,9 +59,9 @@ class Madam(Optimizer):
         crossing: float = 0.0,
         scale: float | Mapping[str, float] | None = None,
         zero_scale: float = 0.01,
-        second_moment: str = "float32",
+        second_moment: Literal["float32", "none"] = "float32",
         bias_correction: bool = True,
-        rounding: str | None = None,
+        rounding: Literal["nearest", "stochastic"] | None = None,
         seed: int = 0,
         weight_decay: float = 0.0,
         maximize: bool = False,
@@ -83,6 +84,7 @@ class Madam(Optimizer):
         }
         super().__init__(params, defaults)
         groups.warn_unmatched(self.param_groups)
+        self._watch = Watch()
         self._built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -91,13 +93,13 @@ class Madam(Optimizer):
         group = self.param_groups[-1]
         try:
             groups.check(group, self.defaults)
-        except ValueError:
+        except Exception:
             self.param_groups.pop()
             raise
         if isinstance(group["scale"], Mapping):
             group["scale"] = {groups.unwrapped(name): float(scale) for name, scale in group["scale"].items()}
         if self._built:
-            groups.warn_unmatched(self.param_groups[-1:])
+            groups.warn_unmatched(self.param_groups[-1:], self.param_groups[:-1])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -109,6 +111,8 @@ class Madam(Optimizer):
 
         for group in self.param_groups:
             self._check_capture(group["lr"])
+            if any(isinstance(p, LadderTensor) for p in group["params"]):
+                self._step_coded(group)
             params: list[Tensor] = []
             grads: list[Tensor] = []
             moments: list[Tensor] = []
@@ -118,7 +122,8 @@ class Madam(Optimizer):
             streams: list[int] = []
             crossings: list[float] = []
             self._init_group(group, params, grads, moments, steps, scales, nonfinite, streams, crossings)
-            lr = group["lr"]
+            if not params:
+                continue
             update.madam_(
                 [groups.as_real(p) for p in params],
                 [groups.as_real(g) for g in grads],
@@ -128,16 +133,36 @@ class Madam(Optimizer):
                 nonfinite,
                 streams=streams,
                 crossings=crossings,
-                lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
-                beta=group["beta"],
-                max_step=group["max_step"],
                 bound=group["bound"],
-                weight_decay=group["weight_decay"],
-                bias_correction=group["bias_correction"],
-                rounding=group["rounding"],
-                maximize=group["maximize"],
+                **self._rule(group),
             )
         return loss
+
+    @torch.compiler.disable
+    def _step_coded(self, group: dict[str, Any]) -> None:
+        ready = self._ready(group, coded=True)
+        params = [p for _, p in ready]
+        states = [self.state[p] for p in params]
+        self._watch.step([name for name, _ in ready], params, group["lr"], group["rounding"])
+        update.madam_coded_(
+            [p.planes for p in params],
+            [p.coding for p in params],
+            [p.grad for p in params],
+            [_laid_out(self.state[p], p) for p in params if group["second_moment"] != "none"],
+            [state["step"] for state in states],
+            [state["nonfinite"] for state in states],
+            streams=[noise.stream(group["seed"], state["index"]) for state in states],
+            **self._rule(group),
+        )
+        for p in params:
+            torch.autograd.graph.increment_version(p)
+
+    @staticmethod
+    def _rule(group: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that a step of floats and a step of codes share."""
+        lr = group["lr"]
+        names = ("beta", "max_step", "weight_decay", "bias_correction", "rounding", "maximize")
+        return {"lr": lr.reshape(()) if isinstance(lr, Tensor) else lr, **{name: group[name] for name in names}}
 
     def _init_group(
         self,
@@ -155,16 +180,7 @@ class Madam(Optimizer):
 
         The name and the shape of this method are PyTorch's: ``torch.compile`` runs it outside the graph it traces.
         """
-        names = self._names(group)
-        active = [(name, p) for name, p in zip(names, group["params"], strict=True) if p.grad is not None]
-        for name, p in active:
-            if p.grad.layout != torch.strided:
-                raise ValueError(
-                    f"{groups.describe(name)} has a gradient of layout {p.grad.layout}, and Madam's second moment is "
-                    f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
-                )
-        self._init_state(group, [(name, p) for name, p in active if p not in self.state])
-        for _, p in active:
+        for _, p in self._ready(group, coded=False):
             state = self.state[p]
             params.append(p)
             grads.append(p.grad)
@@ -176,31 +192,49 @@ class Madam(Optimizer):
             streams.append(noise.stream(group["seed"], state["index"]))
             crossings.append(state.get("crossing", group["crossing"]))
 
-    def _init_state(self, group: dict[str, Any], fresh: list[tuple[str | None, Tensor]]) -> None:
-        if not fresh:
-            return
-        names, params = [name for name, _ in fresh], [p for _, p in fresh]
+    def _ready(self, group: dict[str, Any], *, coded: bool) -> list[tuple[str | None, Any]]:
+        """Name and parameter of those of one kind, float or coded, that have a gradient; each has its state."""
+        names = group.get("param_names") or [None] * len(group["params"])
+        ready = [
+            (name, p)
+            for name, p in zip(names, group["params"], strict=True)
+            if p.grad is not None and isinstance(p, LadderTensor) == coded
+        ]
+        for name, p in ready:
+            if p.grad.layout != torch.strided:
+                raise ValueError(
+                    f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's second moment is "
+                    f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
+                )
+        fresh = [(name, p) for name, p in ready if p not in self.state]
+        if fresh:
+            self._init_state(group, [name for name, _ in fresh], [p for _, p in fresh], coded=coded)
+        for _, p in ready:
+            if group["second_moment"] != "none" and "second_moment" not in self.state[p]:
+                self.state[p]["second_moment"] = torch.zeros_like(groups.as_real(p), dtype=torch.float32)
+                self.state[p]["step"].zero_()  # which is how many gradients the moment has seen
+        return ready
+
+    def _init_state(self, group: dict[str, Any], names: list[str | None], params: list[Any], *, coded: bool) -> None:
         position = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
-        scales, crossings, stuck = groups.starting_point(group, names, params)
-        for p, scale, crossing in zip(params, scales, crossings, strict=True):
-            real = groups.as_real(p)
-            state: dict[str, Any] = {
+        states: list[dict[str, Any]] = [
+            {
                 "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                "scale": torch.full((), scale, dtype=torch.float32, device=p.device),
                 "nonfinite": torch.zeros((), dtype=torch.int64, device=p.device),
                 "index": position[p],
             }
-            if crossing is not None:
-                state["crossing"] = crossing
-            if group["second_moment"] != "none":
-                state["second_moment"] = torch.zeros_like(real, dtype=torch.float32)
-            self.state[p] = state
-        if stuck:
-            groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
-
-    @staticmethod
-    def _names(group: dict[str, Any]) -> list[str | None]:
-        return group.get("param_names") or [None] * len(group["params"])
+            for p in params
+        ]
+        if not coded:  # a coded parameter carries its own scale
+            scales, crossings, stuck = groups.starting_point(group, names, params)
+            for p, state, scale, crossing in zip(params, states, scales, crossings, strict=True):
+                wide = torch.promote_types(groups.as_real(p).dtype, torch.float32)
+                state["scale"] = torch.full((), scale, dtype=wide, device=p.device)
+                if crossing is not None:
+                    state["crossing"] = crossing
+            if stuck:
+                groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
+        self.state.update(zip(params, states, strict=True))
 
     @staticmethod
     def _check_capture(lr: float | Tensor) -> None:
@@ -214,64 +248,39 @@ class Madam(Optimizer):
 
     def nonfinite_count(self) -> int:
         """How many gradient elements have been skipped so far, over all parameters and steps, as not finite."""
-        return sum(int(state["nonfinite"]) for state in self.state.values())
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for state in self.state.values():
+            by_device.setdefault(state["nonfinite"].device, []).append(state["nonfinite"])
+        return sum(int(torch.stack(counts).sum()) for counts in by_device.values())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned; every tensor keeps its dtype and goes to its parameter's device."""
         # Appended last, so that the user's own hooks may still translate the dict.
-        shield = self.register_load_state_dict_pre_hook(_shield)
+        hook = self.register_load_state_dict_pre_hook(shield)
         try:
             super().load_state_dict(state_dict)
         finally:
-            shield.remove()
+            hook.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle, a deepcopy or :meth:`load_state_dict`."""
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # the base class's own addition; Madam has no such argument
+        self.__dict__.setdefault("_watch", Watch())
         self._built = True
         for group in self.param_groups:
             for name, value in self.defaults.items():
-                if name != "differentiable":  # the base class's own addition
-                    group.setdefault(name, value)
+                group.setdefault(name, value)
         for p, held in self.state.items():
             for name, value in held.items():
-                if isinstance(value, _Exact):
+                if isinstance(value, Exact):
                     held[name] = value.on(p.device)
-            shape = groups.as_real(p).shape
-            if "second_moment" in held and held["second_moment"].shape != shape:
-                raise ValueError(
-                    f"the loaded second moment has shape {tuple(held['second_moment'].shape)} where the parameter has "
-                    f"{tuple(shape)}; load the state of the same model, with its parameters in the same order"
-                )
 
 
-class _Exact:
-    """A state tensor on its way through ``Optimizer.load_state_dict``, which would cast it to the parameter's dtype."""
-
-    def __init__(self, value: Tensor | float) -> None:
-        self.value = value
-
-    def on(self, device: torch.device) -> Tensor:
-        """A copy on this device, of the dtype it was saved in."""
-        dtype = None if isinstance(self.value, Tensor) else torch.float32
-        return torch.as_tensor(self.value, dtype=dtype).detach().clone().to(device)
-
-
-def _shield(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Refuse states that are not Madam's; hide the tensors of those that are from the base class's casts."""
-    versions = {group.get("state_version") for group in state_dict["param_groups"]}
-    if versions != {STATE_VERSION}:
-        keys = sorted({str(key) for state in state_dict["state"].values() for key in state})
-        raise ValueError(
-            f"this state dict was written by another optimiser, or by a newer torchmadam (version {versions}, state "
-            f"{keys}), and Madam (version {STATE_VERSION}) cannot continue from it; load the model's weights and let "
-            f"Madam start its own state"
-        )
-    shielded = {
-        index: {
-            name: _Exact(value) if isinstance(value, Tensor) or name == "step" else value
-            for name, value in state.items()
-        }
-        for index, state in state_dict["state"].items()
-    }
-    return {**state_dict, "state": shielded}
+def _laid_out(state: dict[str, Any], p: Tensor) -> Tensor:
+    """The second moment in its parameter's memory order, which ``model.to(memory_format=...)`` may have changed."""
+    held: Tensor = state["second_moment"]
+    if held.stride() != p.stride():
+        state["second_moment"] = torch.empty_strided(p.shape, p.stride(), dtype=held.dtype, device=p.device).copy_(held)
+    moment: Tensor = state["second_moment"]
+    return moment

@@ -56,17 +56,16 @@ def _shift_right(x: Tensor, by: int, width: int) -> Tensor:
 def round_stochastic(values: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
     """Round float32 ``values`` to bfloat16 or float16, up with a probability equal to the fraction cut off.
 
-    The result is unbiased, so that relative steps far below the spacing of ``dtype`` survive on average. One
-    exception: a value that is not zero never becomes zero, for zero is where a multiplicative rule gets stuck.
+    The result is unbiased, so that relative steps far below the spacing of ``dtype`` survive on average.
     """
     lost = {torch.bfloat16: 16, torch.float16: 13}[dtype]  # mantissa bits of float32 that dtype does not have
     mask = (1 << lost) - 1
     rounded = ((values.view(torch.int32) + (bits & mask)) & ~mask).view(torch.float32)
     if dtype == torch.float16:
         # Below 2^-14 float16 has a fixed spacing of 2^-24.
-        quanta = (values.abs() * 2.0**24 + (bits & mask) * 2.0**-lost).floor().clamp_min(1)
+        quanta = (values.abs() * 2.0**24 + (bits & mask) * 2.0**-lost).floor()
         subnormal = torch.copysign(quanta * 2.0**-24, values)
-        rounded = torch.where((values.abs() < 2.0**-14) & (values != 0), subnormal, rounded)
+        rounded = torch.where(values.abs() < 2.0**-14, subnormal, rounded)
     return rounded.to(dtype)
 
 

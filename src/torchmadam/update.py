@@ -7,7 +7,8 @@ Per weight w with gradient g, each step:
     w  <-  w exp(-lr u sign w)                                        crossing = 0: the paper's Madam, Algorithm 1
     w  <-  clamp(w, -sigma*, +sigma*)                                 sigma* = bound x the tensor's first RMS
 
-With crossing > 0 the third line gets a second term, which lets small weights pass through zero.
+With crossing > 0 the third line gets a second term, which lets small weights pass through zero. Weights that are codes
+take the same step in whole rungs of their ladder.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchmadam import moment, noise
+from torchmadam.ladder.layout import CodeLayout
 
 # exp(80) = 5.5e34 is finite in float32, with room for a weight in front of it.
 _MAX_LOG_STEP = 80.0
@@ -65,34 +67,115 @@ def madam_(
     """
     for i, param in enumerate(params):
         steps[i].add_(1)
-        # Float32 is where the second moment lives, whatever the parameter and its gradient are.
-        grad = -grads[i].float() if maximize else grads[i].float()
-        usable = moment.usable(grad)
-        nonfinite[i].add_((~usable).sum())
-        if moments:
-            moment.fold_(moments[i], grad, usable, beta=beta)
-            rms = moment.root(moments[i], steps[i], beta=beta, bias_correction=bias_correction)
-            u = moment.normalised(grad, rms, max_step=max_step)
-        else:
-            u = torch.sign(grad)
-        u = torch.where(usable, u, 0.0)
-
+        u, usable = direction_(
+            grads[i],
+            moments[i] if moments else None,
+            steps[i],
+            nonfinite[i],
+            beta=beta,
+            max_step=max_step,
+            bias_correction=bias_correction,
+            maximize=maximize,
+        )
         narrow = param.dtype in (torch.bfloat16, torch.float16)
-        w = param.float() if narrow else param
+        old = param.float() if narrow else param
         limit = scales[i] if bound is None else scales[i] * bound  # sigma*
         width = limit * crossings[i] if crossings[i] > 0 else None
 
-        a = (u.to(w.dtype) * lr).clamp(-_MAX_LOG_STEP, _MAX_LOG_STEP)
-        w = moved(w, a, width)
+        a = (u.to(old.dtype) * lr).clamp(-_MAX_LOG_STEP, _MAX_LOG_STEP)
+        new = moved(old, a, width)
         if weight_decay:
-            w = w * _exp(-lr * weight_decay)
-        if bound is not None:
-            limit = noise.largest_below(limit, param.dtype) if narrow else limit
-            w = w.clamp(-limit, limit)
+            # A float64 number beside the weights: as exact as they are, whatever PyTorch's default dtype is.
+            new = new * torch.exp(torch.full((), -weight_decay, dtype=torch.float64, device=param.device) * lr)
+        # A weight without a step to take is left alone; the clamp does not touch it either.
+        moves = usable & (new != old)
+        new = clamped(new, old, param.dtype, None if bound is None else limit, frozen=width is None)
+        new = torch.where(moves, new, old)
         if narrow and rounding != "nearest":
-            w = noise.round_stochastic(w, param.dtype, noise.random_bits(w.shape, streams[i], steps[i]))
-        param.copy_(w)
+            new = noise.round_stochastic(new, param.dtype, noise.random_bits(new.shape, streams[i], steps[i]))
+        param.copy_(new)
 
 
-def _exp(x: float | Tensor) -> Tensor:
-    return torch.exp(torch.as_tensor(x))
+def clamped(new: Tensor, old: Tensor, dtype: torch.dtype, limit: Tensor | None, *, frozen: bool) -> Tensor:
+    """Weights within +-limit, or the range of ``dtype``. ``frozen``: none shrinks to zero, where it would stick."""
+    if limit is None:
+        top = torch.finfo(dtype).max
+        new = new.clamp(-top, top)
+    else:
+        limit = noise.largest_below(limit, dtype) if dtype in (torch.bfloat16, torch.float16) else limit
+        new = new.clamp(-limit, limit)
+    if frozen:
+        least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
+        new = torch.where((new.abs() < least) & (old != 0), torch.copysign(torch.full_like(old, least), old), new)
+    return new
+
+
+def madam_coded_(
+    planes: Sequence[Sequence[Tensor]],
+    codings: Sequence[CodeLayout],
+    grads: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    nonfinite: Sequence[Tensor],
+    *,
+    streams: Sequence[int],
+    lr: float | Tensor,
+    beta: float,
+    max_step: float,
+    weight_decay: float,
+    bias_correction: bool,
+    rounding: str | None,
+    maximize: bool,
+) -> None:
+    """Step coded tensors in place: k <- k + round(s u lr / spacing), kept on the ladder. No float weight appears.
+
+    ``moments`` have their parameter's shape and strides; the other arguments are those of :func:`madam_`.
+    """
+    for i, coding in enumerate(codings):
+        steps[i].add_(1)
+        u, usable = direction_(
+            coding.matrix(grads[i]),
+            coding.matrix(moments[i]) if moments else None,
+            steps[i],
+            nonfinite[i],
+            beta=beta,
+            max_step=max_step,
+            bias_correction=bias_correction,
+            maximize=maximize,
+        )
+        ladder = coding.format
+        rate = lr / ladder.spacing
+        stochastic = (rounding or ladder.default_rounding) == "stochastic"
+        bits = noise.random_bits(u.shape, streams[i], steps[i]) if stochastic else None
+        old = coding.unpack(planes[i])
+        codes = torch.where(usable, ladder.climbed(old, u, rate, rate * weight_decay, bits), old)
+        for plane, new in zip(planes[i], coding.pack(codes), strict=True):
+            plane.copy_(new)
+
+
+def direction_(
+    grad: Tensor,
+    second_moment: Tensor | None,
+    step: Tensor,
+    nonfinite: Tensor,
+    *,
+    beta: float,
+    max_step: float,
+    bias_correction: bool,
+    maximize: bool,
+) -> tuple[Tensor, Tensor]:
+    """Fold a gradient into its second moment; return u, in float32, and where the gradient could be used at all.
+
+    Without a second moment u = sign g.
+    """
+    # Float32 is where the second moment lives, whatever the parameter and its gradient are.
+    grad = -grad.float() if maximize else grad.float()
+    usable = moment.usable(grad)
+    nonfinite.add_((~usable).sum())
+    if second_moment is None:
+        u = torch.sign(grad)
+    else:
+        moment.fold_(second_moment, grad, usable, beta=beta)
+        rms = moment.root(second_moment, step, beta=beta, bias_correction=bias_correction)
+        u = moment.normalised(grad, rms, max_step=max_step)
+    return torch.where(usable, u, 0.0), usable

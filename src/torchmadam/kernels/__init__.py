@@ -1,0 +1,1 @@
+"""Operators that PyTorch dispatches by device."""

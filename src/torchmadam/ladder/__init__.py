@@ -1,0 +1,1 @@
+"""Weights that are codes: number systems, packing, and the tensor that holds them."""

@@ -1,0 +1,277 @@
+"""Coded models in files. The format is specified in docs/format.md, version 1; nothing in it is ever executed.
+
+A file is a safetensors file. A coded parameter NAME is stored as NAME.plane0, NAME.plane1, ... (uint8 matrices) and
+NAME.limit (a float32 number); everything else in the model's state dict is stored as it is, and a tensor that two names
+share is stored once. Two entries of the metadata say the rest: "torchmadam", a JSON object with the version, a
+description of every coded parameter and the shared names, and "sha256", a checksum of all tensors and of that text.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from torchmadam.ladder import packing
+from torchmadam.ladder.convert import replace_parameters
+from torchmadam.ladder.format import LadderFormat
+from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
+from torchmadam.ladder.tensor import LadderTensor
+
+VERSION = 1
+_SAFETENSORS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+
+class LadderFileError(ValueError):
+    """A file that is damaged, of another version, not a coded model at all, or not a model of this shape."""
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model, coded and float parts alike, to one file.
+
+    The file appears under its name only when it is complete and on the disk: a crash leaves the old one whole.
+    """
+    write(*flatten(model.state_dict()), path)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """Read a file into a model of the same architecture, whose parameters may be floats or codes of any kind.
+
+    Afterwards the model holds exactly what the file holds. Parameters that are coded alike already are filled in
+    place; others are replaced, so make the optimiser afterwards. Whatever is wrong with the file raises a
+    :class:`LadderFileError`, and the model is then as it was.
+    """
+    tensors, about = read(path)
+    state = unflatten(tensors, about)
+    own = model.state_dict()
+    problems = [f"missing: {name}" for name in sorted(own.keys() - state.keys())]
+    problems += [f"not in the model: {name}" for name in sorted(state.keys() - own.keys())]
+    problems += [
+        f"{name} has shape {tuple(value.shape)}, in the model {tuple(own[name].shape)}"
+        for name, value in state.items()
+        if name in own and value.shape != own[name].shape
+    ]
+    if problems:
+        more = f", and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise LadderFileError(f"{path} is not a file of this model: {'; '.join(problems[:8])}{more}")
+    _fill(model, state)
+    return model
+
+
+def flatten(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A state dict as plain tensors, and a description of which of them are codes, and which names share one."""
+    tensors: dict[str, Tensor] = {}
+    coded: dict[str, Any] = {}
+    shared: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for name, value in state.items():
+        storage = value.planes[0] if isinstance(value, LadderTensor) else value
+        place = (storage.data_ptr(), value.shape, value.stride(), value.storage_offset(), value.dtype)
+        if value.numel() and first.setdefault(place, name) != name:
+            shared[name] = first[place]
+        elif isinstance(value, LadderTensor):
+            tensor = cast(LadderTensor, value.detach().clone(memory_format=torch.contiguous_format))
+            coded[name] = _description(tensor)
+            tensors |= {f"{name}.plane{i}": plane.cpu() for i, plane in enumerate(tensor.planes)}
+            tensors[f"{name}.limit"] = tensor.limit.cpu()
+        elif value.dtype not in _SAFETENSORS:
+            raise TypeError(f"{name} has dtype {value.dtype}, which the file format does not hold; convert it first")
+        else:
+            tensors[name] = value.detach().cpu().contiguous()
+    return tensors, {"version": VERSION, "coded": coded, "shared": shared}
+
+
+def unflatten(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state dict that :func:`flatten` took apart. Every claim of the description is checked against the bytes."""
+    left = dict(tensors)
+    state: dict[str, Tensor] = {}
+    for name, claims in about["coded"].items():
+        coding, dtype = _described(name, claims)
+        planes = [left.pop(f"{name}.plane{i}", None) for i in range(len(coding.widths))]
+        limit = left.pop(f"{name}.limit", None)
+        if limit is None or limit.dtype != torch.float32 or limit.dim() or not (torch.isfinite(limit) and limit >= 0):
+            raise LadderFileError(f"{name}: the limit must be one finite, positive float32 number")
+        found = [None if p is None else (p.dtype, tuple(p.shape)) for p in planes]
+        if found != [(torch.uint8, shape) for shape in coding.plane_shapes]:
+            raise LadderFileError(f"{name}: planes of {coding.plane_shapes} were announced, and the file has {found}")
+        tensor = LadderTensor([p for p in planes if p is not None], limit, coding, dtype=dtype)
+        _check_codes(name, tensor)
+        state[name] = tensor
+    clash = state.keys() & left.keys()
+    if clash:
+        raise LadderFileError(f"{sorted(clash)[0]} is in the file both as codes and as floats")
+    state |= left
+    for name, original in about["shared"].items():
+        if name in state or original not in state:
+            raise LadderFileError(f"{name} is said to share the tensor {original!r}, which makes no sense")
+        state[name] = state[original]
+    return state
+
+
+def _description(tensor: LadderTensor) -> dict[str, Any]:
+    coding, ladder = tensor.coding, tensor.coding.format
+    return {
+        "levels": ladder.levels,
+        "spacing": ladder.spacing,
+        "crossing": ladder.crossing,
+        "shape": list(coding.shape),
+        "signs": coding.signs,
+        "sign_key": coding.sign_key,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+    }
+
+
+def _check_codes(name: str, tensor: LadderTensor) -> None:
+    """Refuse codes beyond the ladder's levels. In blocks, so as not to hold a whole tensor of integers."""
+    coding, ladder = tensor.coding, tensor.coding.format
+    if ladder.levels == 2**ladder.code_bits or not coding.numel:
+        return
+    block = max(1, 2**16 // coding.columns)
+    widths = coding.widths[: len(packing.plane_widths(ladder.code_bits))]
+    for start in range(0, coding.rows, block):
+        rows = [plane[start : start + block] for plane in tensor.planes[: len(widths)]]
+        if int(packing.unpack(rows, widths, coding.columns).max()) >= ladder.levels:
+            raise LadderFileError(f"{name}: a code lies beyond the {ladder.levels} levels of its ladder")
+
+
+def write(tensors: Mapping[str, Tensor], about: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write plain tensors and their description, atomically."""
+    path = Path(path)
+    description = json.dumps(about, sort_keys=True)
+    # Wide types first, as safetensors does itself, so that every tensor is aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"torchmadam": description, "sha256": _checksum(tensors, description)}}
+    end = 0
+    for name in names:
+        start, end = end, end + len(_bytes(tensors[name]))
+        dtype = _SAFETENSORS[tensors[name].dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in names:
+                file.write(_bytes(tensors[name]))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The plain tensors of a file and their description, checked against the checksum."""
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                tensors[name] = file.get_tensor(name)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # the parser's own errors are of many kinds
+        raise LadderFileError(f"{path} is not a safetensors file, or is damaged: {error}") from error
+    if "torchmadam" not in metadata or "sha256" not in metadata:
+        raise LadderFileError(f"{path} was not written by torchmadam.save: its metadata does not describe any codes")
+    description = metadata["torchmadam"]
+    try:
+        about = json.loads(description)
+        version = about["version"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise LadderFileError(f"{path} is damaged: its description cannot be read ({error})") from error
+    if version != VERSION:
+        raise LadderFileError(f"{path} has version {version!r}; this torchmadam reads version {VERSION}: update it")
+    if _checksum(tensors, description) != metadata["sha256"]:
+        raise LadderFileError(f"{path} is damaged: its checksum does not match; copy it again, or use an older one")
+    if not all(isinstance(about.get(key), dict) for key in ("coded", "shared")):
+        raise LadderFileError(f"{path} is damaged: its description lacks its parts")
+    return tensors, about
+
+
+def _checksum(tensors: Mapping[str, Tensor], description: str) -> str:
+    digest = hashlib.sha256(description.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {_SAFETENSORS[tensor.dtype]} {list(tensor.shape)}\n".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor; valid as long as the tensor is."""
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())) if size else memoryview(b"")
+
+
+def _described(name: str, about: Any) -> tuple[CodeLayout, torch.dtype]:
+    """A layout from its JSON description, which may say anything."""
+    try:
+        shape, signs, key = about["shape"], about["signs"], about["sign_key"]
+        numbers = [about["levels"], *shape, key]
+        if any(type(n) is not int for n in numbers) or any(n < 0 for n in shape) or not -(2**63) <= key < 2**63:
+            raise ValueError("levels, shape and sign_key must be whole numbers")
+        if signs not in (PLANE, POSITIVE, SEED):
+            raise ValueError(f"signs {signs!r} are unknown")
+        ladder = LadderFormat(about["levels"], float(about["spacing"]), float(about["crossing"]))
+        return CodeLayout.contiguous(ladder, shape, signs, key), _DTYPES[about["dtype"]]
+    except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+        raise LadderFileError(f"{name}: its description makes no sense ({error!r})") from error
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, state: dict[str, Tensor]) -> None:
+    new: dict[nn.Parameter, nn.Parameter] = {}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for name, target in {**dict(model.named_buffers()), **named}.items():
+        if name not in state:  # a buffer that is not persistent
+            continue
+        value = state[name]
+        device = "cpu" if target.device.type == "meta" else target.device
+        if isinstance(value, LadderTensor) and isinstance(target, LadderTensor):
+            alike = replace(value.coding, order=()) == replace(target.coding, order=())
+            if alike and value.dtype == target.dtype and target.device.type != "meta":
+                target.copy_(value.to(device))
+                torch.autograd.graph.increment_version(target)
+                continue
+        if isinstance(target, nn.Parameter) and (isinstance(value, LadderTensor) or isinstance(target, LadderTensor)):
+            new.setdefault(target, nn.Parameter(value.to(device), requires_grad=target.requires_grad))
+        else:
+            target.copy_(value)
+    replace_parameters(model, new)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renaming itself durable, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder or ".", os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,190 @@
+"""Models from floats to codes and back."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchmadam import groups, noise
+from torchmadam.ladder.format import LadderFormat
+from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
+from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import describe
+
+_DEFAULT_BOUND = 3.0
+
+
+@torch.no_grad()
+def to_ladder_(
+    model: nn.Module,
+    bits: int | str | LadderFormat = 12,
+    *,
+    init: str | None = None,
+    bound: float | None = None,
+    scale: float | Mapping[str, float] | None = None,
+    zero_scale: float = 0.01,
+    seed: int = 0,
+    sign_seed: int | None = None,
+    dtype: torch.dtype | None = None,
+    filter: Callable[[str, nn.Parameter], bool] | None = None,
+) -> nn.Module:
+    """Turn a model's parameters into codes, in place. No float copy of them is kept. Make the optimiser afterwards.
+
+    Args:
+        model: any module. Every float parameter is converted, first and last layers included, except embeddings with
+            a ``padding_idx`` on a ladder without zero, which stay float.
+        bits: 12, 10 or 8 for the paper's ladders, a name such as "signed8", or a :class:`LadderFormat`.
+        init: which codes to start from.
+            None is for training from scratch. On the paper's ladder it draws rungs uniformly, as the paper does, and
+            keeps the signs the weights have; tensors whose elements are all equal (gains, zero biases) take the nearest
+            rung instead. On a signed ladder it takes the nearest rung everywhere.
+            "uniform" draws rungs uniformly without exception, the paper to the letter.
+            "nearest" goes on from trained weights: the nearest rung, on a ladder that reaches to the largest of them.
+        bound: the ladder's limit sigma* is this many times a tensor's scale; 3 unless given. Under "nearest" the limit
+            is the tensor's absolute maximum unless ``bound`` or ``scale`` is given.
+        scale: of all tensors, or by name (:func:`torchmadam.scales_of`); None measures each tensor's RMS.
+        zero_scale: the scale of tensors that are all zeros.
+        seed: of the rungs drawn, and of the signs of weights that have none.
+        sign_seed: draw the signs from this seed and store them nowhere. Tensors without negative weights stay positive.
+        dtype: what the tensors decode to, and the dtype of their gradients; None keeps each parameter's own.
+        filter: a function of name and parameter; False leaves a parameter as it is.
+    """
+    ladder = _ladder(bits)
+    if init not in (None, "uniform", "nearest"):
+        raise ValueError(f"init={init!r} is unknown; choose None (from scratch), 'uniform' or 'nearest'")
+    if sign_seed is not None and (init == "nearest" or ladder.is_signed):
+        raise ValueError(
+            "sign_seed replaces signs; it cannot keep a trained model's, nor does a signed ladder have any"
+        )
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype={dtype} must be a floating-point type: it is the dtype of the gradients")
+    if bound is not None and not bound > 0:
+        raise ValueError(f"bound={bound} cannot work: the largest weight is bound times a tensor's scale; usually 3")
+
+    chosen = _chosen(model, ladder, filter)
+    names, params = list(chosen.values()), list(chosen)
+    arguments: dict[str, Any] = {"scale": scale, "zero_scale": zero_scale, "param_names": names}
+    if isinstance(scale, Mapping):
+        arguments["scale"] = {groups.unwrapped(name): float(value) for name, value in scale.items()}
+        groups.warn_unmatched([arguments])
+    scales, _, _ = groups.starting_point(arguments, list(names), [p.detach() for p in params])
+
+    coded: dict[nn.Parameter, nn.Parameter] = {}
+    for index, (name, param, sigma) in enumerate(zip(names, params, scales, strict=True)):
+        if param.is_complex():
+            raise ValueError(f"{describe(name)} is complex, and ladders hold real weights; leave it out with filter=")
+        limit = sigma * (_DEFAULT_BOUND if bound is None else bound)
+        if init == "nearest" and bound is None and scale is None and param.numel() and bool((param != 0).any()):
+            limit = float(param.abs().max())
+        drawn = init == "uniform" or (init is None and not ladder.is_signed and not _is_constant(param))
+        tensor = _encoded(param.detach(), ladder, limit, index, seed, sign_seed, dtype or param.dtype, drawn)
+        coded[param] = nn.Parameter(tensor, requires_grad=param.requires_grad)
+    replace_parameters(model, coded)
+    return model
+
+
+@torch.no_grad()
+def to_dense_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Turn a model's codes back into ordinary float parameters, in place, of the dtype they decode to."""
+    dense: dict[nn.Parameter, nn.Parameter] = {
+        p: nn.Parameter(p.decode(dtype), requires_grad=p.requires_grad)
+        for p in model.parameters()
+        if isinstance(p, LadderTensor)
+    }
+    replace_parameters(model, dense)
+    return model
+
+
+def _ladder(bits: int | str | LadderFormat) -> LadderFormat:
+    if isinstance(bits, LadderFormat):
+        return bits
+    return LadderFormat.preset(bits) if isinstance(bits, str) else LadderFormat.paper(bits)
+
+
+def _chosen(
+    model: nn.Module, ladder: LadderFormat, filter: Callable[[str, nn.Parameter], bool] | None
+) -> dict[nn.Parameter, str]:
+    """The parameters to convert, each once however often it is shared, with its name."""
+    padded = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.padding_idx is not None and not ladder.is_signed
+    }
+    return {
+        p: name
+        for name, p in model.named_parameters()
+        if not isinstance(p, LadderTensor)
+        and (p.is_floating_point() or p.is_complex())
+        and id(p) not in padded
+        and (filter is None or filter(name, p))
+    }
+
+
+def _encoded(
+    weights: Tensor,
+    ladder: LadderFormat,
+    limit: float,
+    index: int,
+    seed: int,
+    sign_seed: int | None,
+    dtype: torch.dtype,
+    drawn: bool,
+) -> LadderTensor:
+    """One tensor's codes. ``drawn``: rungs drawn uniformly; otherwise the nearest to its weights."""
+    signs = PLANE
+    if sign_seed is not None:
+        signs = POSITIVE if bool((weights >= 0).all() and (weights > 0).any()) else SEED
+    sign_key = noise.stream(sign_seed, index) if signs == SEED and sign_seed is not None else 0
+    coding = CodeLayout(ladder, tuple(weights.shape), _order(weights), signs, sign_key)
+
+    top = torch.full((), limit, dtype=torch.float32, device=weights.device)
+    key = noise.stream(seed, index)
+    size = weights if ladder.is_signed else weights.abs()
+    codes = _uniform(weights, ladder.levels, key) if drawn else ladder.encode(size, top)
+    if not ladder.is_signed:
+        negative = torch.where(weights == 0, _coin(weights, key), weights < 0)
+        codes = codes | (negative.to(torch.int32) << ladder.code_bits)
+    return LadderTensor(coding.pack(coding.matrix(codes)), top, coding, dtype=dtype)
+
+
+def _order(weights: Tensor) -> tuple[int, ...]:
+    """Memory order of the codes: channels_last where the weights are, else contiguous."""
+    for dims, format, order in (
+        (4, torch.channels_last, (0, 2, 3, 1)),
+        (5, torch.channels_last_3d, (0, 2, 3, 4, 1)),
+    ):
+        if weights.dim() == dims and weights.is_contiguous(memory_format=format) and not weights.is_contiguous():
+            return order
+    return tuple(range(weights.dim()))
+
+
+def _uniform(like: Tensor, levels: int, key: int) -> Tensor:
+    bits = noise.random_bits(like.shape, key, _clock(like, 1)).to(torch.int64) & 0xFFFFFFFF
+    return ((bits * levels) >> 32).to(torch.int32)
+
+
+def _coin(like: Tensor, key: int) -> Tensor:
+    return noise.random_bits(like.shape, key, _clock(like, 2)) < 0
+
+
+def _clock(like: Tensor, tick: int) -> Tensor:
+    return torch.full((), tick, dtype=torch.int64, device=like.device)
+
+
+def _is_constant(param: Tensor) -> bool:
+    return param.numel() > 1 and bool((param == param.reshape(-1)[0]).all())
+
+
+def _owners(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    for module in model.modules():
+        for name, param in list(module._parameters.items()):
+            if param is not None:
+                yield module, name, param
+
+
+def replace_parameters(model: nn.Module, new: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Put new parameters in the place of old ones, in every module that shares them."""
+    for module, name, param in _owners(model):
+        if param in new:
+            setattr(module, name, new[param])  # not module._parameters[name]: recurrent layers keep a list besides

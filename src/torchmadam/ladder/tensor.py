@@ -1,0 +1,351 @@
+"""LadderTensor: a tensor whose elements are codes.
+
+It has three behaviours. Operators that move elements (views, copies, casts, transfers) stay coded. Operators that would
+write floats into codes raise. Everything else decodes and computes. So autograd, which saves what operators are given,
+saves codes.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from torchmadam.kernels import ops
+from torchmadam.ladder.format import LadderFormat
+from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
+
+aten = torch.ops.aten
+
+
+class LadderTensor(Tensor):
+    """A strided view of coded storage that behaves as a float tensor wherever it is read.
+
+    Its dtype is the dtype it decodes to, and the dtype of its gradients; the precision is in the codes. Make one with
+    :func:`torchmadam.to_ladder_`; train it with :class:`torchmadam.Madam`.
+
+    Attributes:
+        planes: the coded storage, uint8 matrices of ``coding.plane_shapes``.
+        limit: sigma*, the largest weight, a 0-d float32 tensor.
+        coding: the format, the shape of the storage, and where the signs are.
+    """
+
+    limit: Tensor
+    coding: CodeLayout
+    # Set on casts that share the planes of their source: the planes' version when the cast was made.
+    _cast_at: int | None
+
+    @staticmethod
+    def __new__(
+        cls: type["LadderTensor"],
+        planes: Sequence[Tensor],
+        limit: Tensor,
+        coding: CodeLayout,
+        *,
+        dtype: torch.dtype = torch.float32,
+        size: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        offset: int = 0,
+        requires_grad: bool = False,
+    ) -> "LadderTensor":
+        """A view of ``planes``; size, stride and offset are counted in elements and default to the whole tensor."""
+        self: LadderTensor = Tensor._make_wrapper_subclass(
+            cls,
+            coding.shape if size is None else size,
+            coding.strides if stride is None else stride,
+            offset,
+            dtype=dtype,
+            device=planes[0].device,
+            requires_grad=requires_grad,
+        )
+        for i, plane in enumerate(planes):
+            setattr(self, f"plane{i}", plane)
+        self.limit = limit
+        self.coding = coding
+        self._cast_at = None
+        return self
+
+    @property
+    def planes(self) -> list[Tensor]:
+        """The uint8 matrices that hold the codes."""
+        return [getattr(self, f"plane{i}") for i in range(len(self.coding.widths))]
+
+    @property
+    def data(self) -> Tensor:
+        """A view without a gradient. Assigning to it raises, since floats are not codes."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise _refusal("p.data = ...")
+
+    def share_memory_(self) -> "LadderTensor":
+        """Not available: share the planes instead."""
+        raise TypeError(
+            "share_memory_ cannot share a LadderTensor's storage; call it on each of p.planes, and on p.limit"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"LadderTensor({tuple(self.shape)}, {self.coding.format}, {self.dtype}, {self.device}{grad})"
+
+    # ---- what torch.compile asks of a tensor that wraps others
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        names = [f"plane{i}" for i in range(len(self.coding.widths))] + ["limit"]
+        return names, (self.coding, self.dtype, self.storage_offset())
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> "LadderTensor":
+        coding, dtype, offset = context
+        planes = [inner[f"plane{i}"] for i in range(len(coding.widths))]
+        return LadderTensor(planes, inner["limit"], coding, dtype=dtype, size=size, stride=stride, offset=offset)
+
+    def _stable_hash_for_caching(self) -> str:
+        """The compiler's cache key of this tensor: what a graph may depend on, and none of the codes."""
+        about = (self.coding, self.dtype, self.device, tuple(self.shape), self.stride(), self.storage_offset())
+        return hashlib.sha256(repr((*about, self.requires_grad)).encode()).hexdigest()
+
+    # ---- reading
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is its whole storage, in the storage's own order."""
+        return (
+            tuple(self.shape) == self.coding.shape
+            and self.stride() == self.coding.strides
+            and self.storage_offset() == 0
+        )
+
+    def codes(self) -> Tensor:
+        """The integer codes, signs included, in this view's shape."""
+        return self.coding.unpack(self.planes).as_strided(self.shape, self.stride(), self.storage_offset())
+
+    def decode(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The weights as an ordinary tensor, of this tensor's dtype unless another is given."""
+        if self._cast_at is not None and self._cast_at != _version(self.planes):
+            raise RuntimeError(
+                "a weight has been changed by an optimiser step since it was cast for the forward pass; "
+                "run the forward pass again before this backward"
+            )
+        dtype = self.dtype if dtype is None else dtype
+        size, stride, offset = self.shape, self.stride(), self.storage_offset()
+        if self.numel() == 0:
+            return torch.empty(size, dtype=dtype, device=self.device)
+        planes, first, last = self.planes, 0, self.coding.rows
+        if not self.is_whole:
+            # Only the rows that this view touches.
+            columns = self.coding.columns
+            first = offset // columns
+            last = (offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))) // columns + 1
+            planes = [plane[first:last] for plane in planes] if (first, last) != (0, self.coding.rows) else planes
+        matrix = ops.decode(planes, self.limit, self.coding, first, dtype)
+        if _is_contiguous(size, stride) and self.numel() == matrix.numel():
+            return matrix.view(size)
+        return matrix.as_strided(size, stride, offset - first * self.coding.columns)
+
+    # ---- the three behaviours
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _MOVES:
+            return _MOVES[func](func, args, kwargs)
+        if func.is_view and isinstance(args[0], LadderTensor):
+            return _view(func, args, kwargs)
+        written = _written(func, args, kwargs)
+        if any(isinstance(t, LadderTensor) for t in written):
+            raise _refusal(func.name().replace("aten::", ""))
+        if func in _MAKES:
+            args = (_placeholder(args[0]), *args[1:])
+        args, kwargs = tree_map_only(LadderTensor, LadderTensor.decode, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _refusal(operation: str) -> TypeError:
+    return TypeError(
+        f"{operation} would write floats into a LadderTensor, whose weights are codes; train it with torchmadam.Madam, "
+        f"or turn it back into floats with torchmadam.to_dense_(model)"
+    )
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an operator writes to, by its schema."""
+    if not func._schema.is_mutable:
+        return []
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    targets = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return tree_flatten([named.get(name) for name in targets])[0]
+
+
+def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+    expected = 1
+    for n, step in zip(reversed(size), reversed(stride), strict=True):
+        if n != 1 and step != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _version(planes: Sequence[Tensor]) -> int:
+    return sum(plane._version for plane in planes if not plane.is_inference())
+
+
+def _like(source: LadderTensor, planes: Sequence[Tensor], limit: Tensor, **changes: Any) -> LadderTensor:
+    """Another tensor on these planes, with the source's view unless changes say otherwise."""
+    view = {"size": source.shape, "stride": source.stride(), "offset": source.storage_offset(), "dtype": source.dtype}
+    return LadderTensor(planes, limit, source.coding, **{**view, **changes})
+
+
+# ---- operators that move elements
+
+
+def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply a view operator to the size, stride and offset; the planes are shared."""
+    source: LadderTensor = args[0]
+    with _disable_current_modes():
+        base = torch.empty(max(source.coding.numel, 1), dtype=source.dtype, device="meta")
+        shape_only = base.as_strided(source.shape, source.stride(), source.storage_offset())
+        viewed = func(shape_only, *args[1:], **kwargs)
+
+    def coded(t: Tensor) -> LadderTensor:
+        out = _like(source, source.planes, source.limit, size=t.shape, stride=t.stride(), offset=t.storage_offset())
+        out._cast_at = source._cast_at
+        return out
+
+    out = tree_map_only(Tensor, coded, viewed)
+    return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def _recoded(source: LadderTensor, order: Sequence[int]) -> LadderTensor:
+    """The same elements in fresh storage of their own, in this memory order."""
+    coding = source.coding
+    if source.is_whole:
+        coding = coding.reordered(order)  # signs from a seed go by logical position and stay unstored
+    else:
+        signs = PLANE if coding.signs == SEED else coding.signs
+        coding = CodeLayout(coding.format, tuple(source.shape), tuple(order), signs)
+    planes = coding.pack(coding.matrix(source.codes()))
+    return LadderTensor(planes, source.limit.clone(), coding, dtype=source.dtype)
+
+
+def _order_for(source: LadderTensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
+    """The memory order of a copy of this tensor."""
+    dims = source.dim()
+    if memory_format == torch.channels_last:
+        return (0, 2, 3, 1)
+    if memory_format == torch.channels_last_3d:
+        return (0, 2, 3, 4, 1)
+    if memory_format in (None, torch.preserve_format) and dims:
+        strides = source.stride()
+        order = tuple(sorted(range(dims), key=lambda d: (-strides[d], d)))
+        if order[0] == 0:
+            return order
+    return tuple(range(dims))
+
+
+def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source: LadderTensor = args[0]
+    order = _order_for(source, kwargs.get("memory_format"))
+    if source.is_whole and order == source.coding.order:
+        out = _like(source, [plane.clone() for plane in source.planes], source.limit.clone())
+    else:
+        out = _recoded(source, order)
+    return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source: LadderTensor = args[0]
+    dtype = kwargs.get("dtype") or source.dtype
+    device = kwargs.get("device")
+    if not dtype.is_floating_point:
+        return func(source.decode(), **kwargs)
+    if kwargs.get("memory_format") not in (None, torch.preserve_format):
+        source = _recoded(source, _order_for(source, kwargs["memory_format"]))
+    if device is None and torch.is_autocast_enabled(source.device.type):
+        # Autocast keeps its casts, and autograd saves them. Sharing the planes, a cast costs nothing, and the version
+        # tells whether an optimiser step has come in between.
+        out = _like(source, source.planes, source.limit, dtype=dtype)
+        out._cast_at = None if torch.compiler.is_compiling() else _version(source.planes)
+        return out
+    moved = {"device": device, "non_blocking": kwargs.get("non_blocking", False), "copy": True}
+    planes = [plane.to(**moved) for plane in source.planes]
+    return _like(source, planes, source.limit.to(**moved), dtype=dtype)
+
+
+def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source: LadderTensor = args[0]
+    dtype = kwargs.get("dtype") or source.dtype
+    device = kwargs.get("device")
+    if not dtype.is_floating_point or not source.is_whole:
+        return func(_placeholder(source), **kwargs)
+    coding = source.coding.reordered(_order_for(source, kwargs.get("memory_format")))
+    planes = [torch.empty_like(plane, device=device) for plane in source.planes]
+    return LadderTensor(planes, torch.empty_like(source.limit, device=device), coding, dtype=dtype)
+
+
+def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target, source = args[0], args[1]
+    if not isinstance(target, LadderTensor):
+        return func(target, source.decode(), *args[2:], **kwargs)
+    if not isinstance(source, LadderTensor):
+        raise _refusal("copy_")
+    ours, theirs = target.coding, source.coding
+    if not (target.is_whole and source.is_whole and ours.shape == theirs.shape and ours.format == theirs.format):
+        raise TypeError(
+            f"copy_ between LadderTensors needs whole tensors of one shape and one ladder, and got {source} for "
+            f"{target}; convert the target to the source's ladder first, with torchmadam.to_ladder_ or torchmadam.load"
+        )
+    if ours.signs != theirs.signs or ours.sign_key != theirs.sign_key:
+        raise TypeError(
+            f"copy_ between LadderTensors whose signs differ in kind ({theirs.signs} to {ours.signs}) would lose "
+            f"signs; load the file into a float model instead, with torchmadam.load"
+        )
+    planes = source.planes if ours.order == theirs.order else _recoded(source, ours.order).planes
+    for plane, new in zip(target.planes, planes, strict=True):
+        plane.copy_(new)
+    target.limit.copy_(source.limit)
+    return return_and_correct_aliasing(func, args, kwargs, target)
+
+
+def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gather packed rows, then decode those: never the whole table."""
+    table, indices = args[0], args[1]
+    if not (isinstance(table, LadderTensor) and table.is_whole and table.coding.signs != SEED):
+        args, kwargs = tree_map_only(LadderTensor, LadderTensor.decode, (args, kwargs))
+        return func(*args, **kwargs)
+    flat = indices.reshape(-1)
+    coding = CodeLayout(table.coding.format, (flat.numel(), table.shape[1]), (0, 1), table.coding.signs)
+    rows = ops.decode([plane[flat] for plane in table.planes], table.limit, coding, 0, table.dtype)
+    return rows.view(*indices.shape, table.shape[1])
+
+
+def _placeholder(source: Any) -> Any:
+    """An ordinary tensor of the same size, stride and dtype, for operators that do not read the elements."""
+    if not isinstance(source, LadderTensor):
+        return source
+    return torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=source.device)
+
+
+_MOVES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    aten.clone.default: _clone,
+    aten._to_copy.default: _to_copy,
+    aten.empty_like.default: _empty_like,
+    aten.copy_.default: _copy_,
+    aten.embedding.default: _embedding,
+}
+# Operators that make a tensor like another one without reading it.
+_MAKES = {
+    getattr(aten, name).default
+    for name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full",
+                 "new_empty", "new_empty_strided")
+}  # fmt: skip
+
+torch.serialization.add_safe_globals([LadderTensor, CodeLayout, LadderFormat])

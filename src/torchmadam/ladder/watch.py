@@ -1,0 +1,55 @@
+"""Warnings about coded training that is about to go wrong, each given once."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchmadam.ladder.format import LadderFormat
+from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import warn
+
+# Looking at all codes reads them once more and synchronises with the device, so it is done rarely.
+_EVERY = 100
+_FULL = 0.2
+
+
+class Watch:
+    """Looks at the coded parameters of an optimiser as it steps."""
+
+    def __init__(self) -> None:
+        self._ticks = 0
+        self._said: set[object] = set()
+
+    def step(
+        self, names: Sequence[str | None], params: Sequence[LadderTensor], lr: float | Tensor, rounding: str | None
+    ) -> None:
+        """Look before a step of these parameters."""
+        if not isinstance(lr, Tensor) or lr.device.type == "cpu":
+            for ladder in {p.coding.format for p in params}:
+                self._look_at_lr(ladder, float(lr), rounding or ladder.default_rounding)
+        self._ticks += 1
+        if self._ticks % _EVERY == 0:
+            self._look_at_codes(names, params)
+
+    def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str) -> None:
+        if rounding == "nearest" and 0 < lr < 0.999 * ladder.spacing and ladder not in self._said:
+            self._said.add(ladder)
+            warn(
+                f"lr={lr:g} is below the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes most "
+                f'weights; use rounding="stochastic" or a finer ladder',
+            )
+
+    def _look_at_codes(self, names: Sequence[str | None], params: Sequence[LadderTensor]) -> None:
+        fresh = [(name, p) for name, p in zip(names, params, strict=True) if id(p) not in self._said and p.numel()]
+        if not fresh:
+            return
+        shares = [p.coding.format.at_upper_end(p.codes()).float().mean() for _, p in fresh]
+        for (name, p), share in zip(fresh, torch.stack([s.cpu() for s in shares]).tolist(), strict=True):
+            if share > _FULL:
+                self._said.add(id(p))
+                label = name if name is not None else f"a tensor of shape {tuple(p.shape)}"
+                warn(
+                    f"{100 * share:.0f} % of the codes of {label} are at the upper end of their ladder: they want "
+                    f"to grow past the bound; convert with a larger bound= (or zero_scale=, if it began as zeros)",
+                )

@@ -1,0 +1,57 @@
+"""State dicts: which ones Madam accepts, and how their tensors keep their dtypes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from torchmadam import groups
+
+# Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
+STATE_VERSION = 1
+
+
+class Exact:
+    """A state tensor on its way through ``Optimizer.load_state_dict``, which would cast it to the parameter's dtype."""
+
+    def __init__(self, value: Tensor | float) -> None:
+        self.value = value
+
+    def on(self, device: torch.device) -> Tensor:
+        """A copy on this device, of the dtype it was saved in."""
+        dtype = None if isinstance(self.value, Tensor) else torch.float32
+        return torch.as_tensor(self.value, dtype=dtype).detach().clone().to(device)
+
+
+def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Refuse states that are not Madam's; hide the tensors of those that are from the base class's casts."""
+    if not {"state", "param_groups"} <= state_dict.keys():
+        raise ValueError(
+            f"this is not the state of an optimiser: it has {sorted(map(str, state_dict))[:5]} and no 'param_groups'; "
+            f"pass what optimizer.state_dict() returned"
+        )
+    versions = {group.get("state_version") for group in state_dict["param_groups"]}
+    if versions != {STATE_VERSION}:
+        keys = sorted({str(key) for state in state_dict["state"].values() for key in state})
+        raise ValueError(
+            f"this state dict was written by another optimiser, or by a newer torchmadam (version {versions}, state "
+            f"{keys}), and Madam (version {STATE_VERSION}) cannot continue from it; load the model's weights and let "
+            f"Madam start its own state"
+        )
+    order = [index for group in state_dict["param_groups"] for index in group["params"]]
+    params = dict(zip(order, (p for group in optimizer.param_groups for p in group["params"]), strict=False))
+    shielded = {}
+    for index, state in state_dict["state"].items():
+        moment = state.get("second_moment")
+        if index in params and moment is not None and moment.shape != groups.as_real(params[index]).shape:
+            raise ValueError(
+                f"the second moment of parameter {index} has shape {tuple(moment.shape)} where the parameter has "
+                f"{tuple(groups.as_real(params[index]).shape)}; load the state of the same model, with its parameters "
+                f"in the same order"
+            )
+        shielded[index] = {
+            name: Exact(value) if isinstance(value, Tensor) or name == "step" else value
+            for name, value in state.items()
+        }
+    return {**state_dict, "state": shielded}
