@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from torchmadam import groups, noise, update
@@ -138,7 +139,7 @@ class Madam(Optimizer):
             )
         return loss
 
-    @torch.compiler.disable
+    @_disable_dynamo  # torch.compiler.disable would import the whole compiler with this module
     def _step_coded(self, group: dict[str, Any]) -> None:
         ready = self._ready(group, coded=True)
         params = [p for _, p in ready]

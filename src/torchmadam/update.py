@@ -149,7 +149,8 @@ def madam_coded_(
         bits = noise.random_bits(u.shape, streams[i], steps[i]) if stochastic else None
         old = coding.unpack(planes[i])
         codes = torch.where(usable, ladder.climbed(old, u, rate, rate * weight_decay, bits), old)
-        for plane, new in zip(planes[i], coding.pack(codes), strict=True):
+        # The plane of signs comes last, and signs are frozen.
+        for plane, new in zip(planes[i], coding.pack_k(codes), strict=False):
             plane.copy_(new)
 
 

@@ -8,6 +8,7 @@ Two ladders, one idea. Let sigma* be a tensor's limit, its largest representable
 A step of Madam is an integer added to k, on both.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -136,10 +137,9 @@ class LadderFormat:
 
     def decode(self, codes: Tensor, limit: Tensor) -> Tensor:
         """The float32 weights of integer codes; ``limit`` is sigma*."""
-        if self.is_signed:
-            return torch.sinh((codes - self.top) * self.spacing) * (limit * self.crossing)
-        k, sign = self.split(codes)
-        return torch.exp(k * -self.spacing) * (sign * limit)
+        # A table, because exp and sinh of vectors and of single numbers differ in the last bit on a CPU, and the weight
+        # of a code must not depend on where it lies.
+        return _rungs(self, codes.device)[codes] * limit
 
     def encode(self, values: Tensor, limit: Tensor, bits: Tensor | None = None) -> Tensor:
         """The int32 codes of float values: the nearest rung, half to even; or, given random ``bits``, stochastically.
@@ -200,6 +200,18 @@ def rounded(x: Tensor, bits: Tensor | None) -> Tensor:
         return torch.round(x)
     # 24 bits fit float32 exactly.
     return torch.floor(x + ((bits >> 8) & 0xFFFFFF) * 2.0**-24)
+
+
+@functools.lru_cache(maxsize=64)
+def _rungs(ladder: LadderFormat, device: torch.device) -> Tensor:
+    """The weight of every code on a limit of 1, rounded from float64. Codes that do not exist repeat the last one."""
+    k = torch.arange(2**ladder.code_bits, dtype=torch.float64).clamp(max=ladder.levels - 1)
+    if ladder.is_signed:
+        rungs = torch.sinh((k - ladder.top) * ladder.spacing) * ladder.crossing
+    else:
+        size = torch.exp(-k * ladder.spacing)
+        rungs = torch.cat([size, -size])
+    return rungs.float().to(device)
 
 
 _PRESETS = {

@@ -86,11 +86,14 @@ class CodeLayout:
 
     def pack(self, codes: Tensor) -> list[Tensor]:
         """A matrix of codes as planes. Signs that are not stored are dropped."""
-        if self.format.is_signed:
-            return packing.pack(codes, self.widths)
-        k, sign = self.format.split(codes)
-        planes = packing.pack(k, packing.plane_widths(self.format.code_bits))
-        return planes + (packing.pack((sign < 0).to(torch.int32), (1,)) if self.signs == PLANE else [])
+        planes = self.pack_k(codes)
+        if self.format.is_signed or self.signs != PLANE:
+            return planes
+        return planes + packing.pack(codes >> self.format.code_bits, (1,))
+
+    def pack_k(self, codes: Tensor) -> list[Tensor]:
+        """The planes of a matrix of codes, without one of signs."""
+        return packing.pack(codes, packing.plane_widths(self.format.code_bits))
 
     def unpack(self, planes: Sequence[Tensor], first_row: int = 0) -> Tensor:
         """The int32 codes, signs included, of planes that hold the rows from ``first_row`` on."""

@@ -5,6 +5,7 @@ signs, eight to a byte. Within a byte, earlier elements lie in lower bits. Codes
 every row starts on a byte of every plane, so that rows can be gathered and sharded.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -41,21 +42,24 @@ def unpack(planes: Sequence[Tensor], widths: Sequence[int], columns: int) -> Ten
 
 
 def _pack_plane(values: Tensor, width: int) -> Tensor:
-    values = values.to(torch.uint8)
+    values = values.to(torch.uint8, memory_format=torch.contiguous_format)
     if width == 8:
         return values
     rows, columns = values.shape
     each = 8 // width
     values = pad(values, (0, -columns % each)).view(rows, bytes_per_row(columns, width), each)
-    packed = values[..., 0]
-    for i in range(1, each):
-        packed = packed | (values[..., i] << (i * width))
-    return packed
+    return (values << _shifts(width, values.device)).sum(-1, dtype=torch.uint8)
 
 
 def _unpack_plane(plane: Tensor, width: int, columns: int) -> Tensor:
     if width == 8:
         return plane.to(torch.int32)
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=plane.device)
-    values = (plane.unsqueeze(-1) >> shifts) & ((1 << width) - 1)
-    return values.flatten(1)[:, :columns].to(torch.int32)
+    values = (plane.unsqueeze(-1) >> _shifts(width, plane.device)) & ((1 << width) - 1)
+    # Without the padding, and contiguous without it: callers take strided views of the result.
+    return values.flatten(1)[:, :columns].to(torch.int32, memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=64)
+def _shifts(width: int, device: torch.device) -> Tensor:
+    """By how many bits each element of a byte is shifted."""
+    return torch.arange(0, 8, width, dtype=torch.uint8, device=device)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -194,8 +196,18 @@ def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def _version(planes: Sequence[Tensor]) -> int:
-    return sum(plane._version for plane in planes if not plane.is_inference())
+def _version(planes: Sequence[Tensor]) -> int | None:
+    """A number that every change of the planes raises; None while tracing, where nothing changes."""
+    if any(plane.is_inference() or isinstance(plane, FakeTensor | FunctionalTensor) for plane in planes):
+        return None
+    return sum(plane._version for plane in planes)
+
+
+def _inside_autocast() -> bool:
+    # torch.is_autocast_enabled says False in here: autocast switches itself off for the casts it makes.
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
 
 
 def _like(source: LadderTensor, planes: Sequence[Tensor], limit: Tensor, **changes: Any) -> LadderTensor:
@@ -269,11 +281,11 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(source.decode(), **kwargs)
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         source = _recoded(source, _order_for(source, kwargs["memory_format"]))
-    if device is None and torch.is_autocast_enabled(source.device.type):
+    if device is None and _inside_autocast():
         # Autocast keeps its casts, and autograd saves them. Sharing the planes, a cast costs nothing, and the version
         # tells whether an optimiser step has come in between.
         out = _like(source, source.planes, source.limit, dtype=dtype)
-        out._cast_at = None if torch.compiler.is_compiling() else _version(source.planes)
+        out._cast_at = _version(source.planes)
         return out
     moved = {"device": device, "non_blocking": kwargs.get("non_blocking", False), "copy": True}
     planes = [plane.to(**moved) for plane in source.planes]

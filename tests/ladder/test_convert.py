@@ -1,0 +1,309 @@
+"""to_ladder_, to_dense_, summary and average."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchmadam
+from madam_lab.tasks import digits
+from torchmadam import LadderFormat, LadderTensor, Madam, summary, to_dense_, to_ladder_
+
+
+def net():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10))
+    nn.init.zeros_(model[3].bias)
+    return model
+
+
+def resnet18():
+    """The convolutions and norms of a ResNet-18 for CIFAR, without their wiring."""
+    layers = [nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64)]
+    width = 64
+    for out in (64, 128, 256, 512):
+        for block in range(2):
+            first = width if block == 0 else out
+            layers += [nn.Conv2d(first, out, 3, bias=False), nn.BatchNorm2d(out)]
+            layers += [nn.Conv2d(out, out, 3, bias=False), nn.BatchNorm2d(out)]
+            if first != out:
+                layers += [nn.Conv2d(first, out, 1, bias=False), nn.BatchNorm2d(out)]
+        width = out
+    return nn.Sequential(*layers, nn.Linear(512, 10))
+
+
+def gpt(width=768, layers=12, vocabulary=50257):
+    blocks = [nn.TransformerEncoderLayer(width, 12, 4 * width, batch_first=True) for _ in range(layers)]
+    return nn.Sequential(nn.Embedding(vocabulary, width), nn.Embedding(1024, width), *blocks, nn.LayerNorm(width))
+
+
+@pytest.mark.parametrize("ladder", ["paper12", "paper10", "paper8", "signed8", "signed12"])
+@pytest.mark.parametrize("make", [resnet18, gpt])
+def test_the_bytes_held_are_the_bytes_promised(make, ladder):
+    with torch.device("meta"):
+        model = make()
+    count = sum(p.numel() for p in model.parameters())
+    assert count > 11_000_000
+    ladder = LadderFormat.preset(ladder)
+    held = 0
+    for p in model.parameters():
+        layout = torchmadam.ladder.layout.CodeLayout.contiguous(ladder, p.shape)
+        held += sum(rows * columns for rows, columns in layout.plane_shapes) + 4
+    assert held <= 1.01 * count * ladder.stored_bits / 8
+
+
+def test_a_converted_resnet_18_holds_those_bytes():
+    model = to_ladder_(resnet18())
+    table = summary(model)
+    held = sum(plane.numel() for p in model.parameters() for plane in p.planes) + 4 * len(list(model.parameters()))
+    assert table.bytes == held
+    assert table.weights == sum(p.numel() for p in model.parameters())
+    assert held <= 1.01 * table.weights * 13 / 8
+    assert table.ratio == pytest.approx(13 / 32, rel=0.01)
+    assert all(isinstance(p, LadderTensor) for p in model.parameters())
+
+
+def test_from_scratch_the_papers_ladder_draws_rungs_uniformly_and_keeps_signs():
+    model = net()
+    before = copy.deepcopy(model)
+    to_ladder_(model)
+    weight = model[0].weight
+    k = weight.codes() & 4095
+    assert torch.equal(weight.decode().sign(), before[0].weight.sign())
+    assert abs(k.double().mean().item() - 2047.5) < 5 * 1182 / math.sqrt(k.numel())
+    assert k.unique().numel() > 3000
+    rms = before[0].weight.square().mean().sqrt()
+    torch.testing.assert_close(weight.limit, (3 * rms).detach())
+    # Gains keep their value, and zero biases start as small as they can, with either sign.
+    torch.testing.assert_close(model[1].weight.decode(), torch.ones(128), rtol=6e-4, atol=0)
+    assert (model[3].bias.codes() & 4095 == 4095).all()
+    assert 0 < (model[3].bias.decode() < 0).sum() < 10
+    assert model[3].bias.limit.item() == pytest.approx(0.03)
+
+
+def test_uniform_is_the_paper_to_the_letter():
+    model = to_ladder_(net(), init="uniform")
+    gains = model[1].weight.decode()
+    assert gains.min() > 0
+    assert gains.max() / gains.min() > 10
+    assert (model[3].bias.codes() & 4095).unique().numel() > 5
+
+
+def test_from_scratch_a_signed_ladder_takes_the_weights_it_finds():
+    model = net()
+    before = copy.deepcopy(model)
+    to_ladder_(model, "signed12")
+    for p, q in zip(model.parameters(), before.parameters(), strict=True):
+        limit = p.limit
+        torch.testing.assert_close(p.decode(), q.detach().clamp(-limit, limit), rtol=0, atol=float(limit) * 4e-4)
+    assert torch.equal(model[3].bias.decode(), torch.zeros(10))
+
+
+@pytest.mark.parametrize(
+    ("ladder", "worse"), [("paper12", 0.02), ("signed12", 0.002), ("signed8", 0.02), ("paper8", 0.05)]
+)
+def test_nearest_keeps_a_trained_model(ladder, worse):
+    data = digits.load()
+    torch.manual_seed(0)
+    model = digits.model()
+    digits.train(model, torch.optim.Adam(model.parameters()), data, epochs=8, seed=0)
+
+    def loss():
+        with torch.no_grad():
+            return F.cross_entropy(model(data.test_x), data.test_y).item()
+
+    before = loss()
+    largest = [p.abs().max().item() for p in model.parameters()]
+    to_ladder_(model, ladder, init="nearest")
+    after = loss()
+    print(f"{ladder}: loss {before:.4f} before, {after:.4f} after")
+    assert [p.limit.item() for p in model.parameters()] == pytest.approx(largest)
+    assert abs(after - before) < worse
+
+
+def test_conversion_is_deterministic_and_follows_the_seed():
+    one, two, other = (to_ladder_(net(), seed=s) for s in (1, 1, 2))
+    assert torch.equal(one[0].weight.codes(), two[0].weight.codes())
+    assert not torch.equal(one[0].weight.codes(), other[0].weight.codes())
+    assert not torch.equal(one[0].weight.codes()[:10, :10] & 4095, one[3].weight.codes()[:10, :10] & 4095)
+
+
+def test_signs_from_a_seed_are_stored_nowhere(tmp_path):
+    stored, seeded = to_ladder_(net()), to_ladder_(net(), sign_seed=7)
+    weight = seeded[0].weight
+    assert [p.numel() for p in weight.planes] == [128 * 64, 128 * 32]
+    assert summary(seeded).rows[0].bytes * 8 <= 12 * weight.numel() + 64
+    share = (weight.decode() < 0).float().mean()
+    assert 0.45 < share < 0.55
+    assert torch.all(seeded[1].weight.decode() > 0)  # gains do not start negative
+    other = to_ladder_(net(), sign_seed=8)[0].weight
+    assert 0.4 < (weight.decode().sign() == other.decode().sign()).float().mean() < 0.6
+    for model, name in ((stored, "stored"), (seeded, "seeded")):
+        torchmadam.save(model, tmp_path / name)
+    assert (tmp_path / "stored").stat().st_size - (tmp_path / "seeded").stat().st_size > 0.9 * 9472 / 8
+    back = torchmadam.load(tmp_path / "seeded", net())
+    assert torch.equal(back[0].weight.decode(), weight.decode())
+    x = torch.randn(3, 64)
+    seeded(x).sum().backward()
+    signs = weight.decode().sign()
+    Madam(seeded.parameters()).step()
+    assert torch.equal(weight.decode().sign(), signs)
+
+
+def test_tied_weights_stay_tied_and_frozen_ones_frozen():
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    model["b"].weight = model["a"].weight
+    model["a"].bias.requires_grad_(False)
+    to_ladder_(model)
+    assert model["a"].weight is model["b"].weight
+    assert not model["a"].bias.requires_grad
+    to_dense_(model)
+    assert model["a"].weight is model["b"].weight
+    assert type(model["a"].weight) is nn.Parameter
+
+
+def test_padding_rows_stay_float_on_a_ladder_without_zero():
+    model = nn.Sequential(nn.Embedding(5, 4, padding_idx=0), nn.Linear(4, 2))
+    to_ladder_(model)
+    assert type(model[0].weight) is nn.Parameter
+    assert isinstance(model[1].weight, LadderTensor)
+    signed = to_ladder_(nn.Embedding(5, 4, padding_idx=0), "signed8")
+    assert isinstance(signed.weight, LadderTensor)
+    assert torch.equal(signed.weight.decode()[0], torch.zeros(4))
+
+
+def test_scales_may_be_given_as_a_number_or_by_name():
+    assert to_ladder_(net(), scale=0.1, bound=2.0)[0].weight.limit.item() == pytest.approx(0.2)
+    trained = net()
+    with torch.no_grad():
+        trained[0].weight.mul_(5)
+    with pytest.warns(UserWarning, match=r"no scale for 1\.bias, 3\.bias"):
+        model = to_ladder_(net(), scale=torchmadam.scales_of(trained))
+    torch.testing.assert_close(model[0].weight.limit, 3 * trained[0].weight.square().mean().sqrt().detach())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"init": "random"}, "init='random' is unknown"),
+        ({"bits": 9}, "no spacing is known for bits=9"),
+        ({"bits": "nine"}, "no ladder is named 'nine'"),
+        ({"bound": 0.0}, "bound=0.0 cannot work"),
+        ({"dtype": torch.int32}, "must be a floating-point type"),
+        ({"sign_seed": 1, "init": "nearest"}, "sign_seed replaces signs"),
+        ({"sign_seed": 1, "bits": "signed8"}, "sign_seed replaces signs"),
+    ],
+)
+def test_bad_arguments_raise_before_anything_is_changed(arguments, says):
+    model = net()
+    with pytest.raises(ValueError, match=says):
+        to_ladder_(model, **arguments)
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+
+
+def test_weights_that_are_not_finite_or_complex_are_refused():
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"'0\.weight' holds a value that is not finite"):
+        to_ladder_(model)
+    with pytest.raises(ValueError, match="is complex"):
+        to_ladder_(nn.ParameterDict({"c": nn.Parameter(torch.ones(2, dtype=torch.complex64))}))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (37, 53), (2, 3, 5, 7)])
+@pytest.mark.parametrize("ladder", ["paper12", "signed8"])
+def test_odd_shapes_convert_step_and_come_back(shape, ladder):
+    holder = nn.ParameterList([nn.Parameter(torch.randn(shape))])
+    to_ladder_(holder, ladder)
+    p = holder[0]
+    assert p.shape == shape
+    p.grad = torch.ones(shape)
+    before = p.decode()
+    Madam(holder.parameters(), rounding="nearest").step()
+    if p.numel():
+        assert torch.all(p.decode() <= before)
+        assert not torch.equal(p.decode(), before)
+    to_dense_(holder)
+    assert type(holder[0]) is nn.Parameter
+    assert holder[0].shape == shape
+
+
+def test_summary_is_a_table_of_every_tensor_with_its_ends():
+    model = to_ladder_(net(), filter=lambda name, p: name != "0.bias")
+    table = summary(model)
+    text = str(table)
+    assert [row.name for row in table.rows] == [name for name, _ in model.named_parameters()]
+    assert "0.weight" in text
+    assert "12-bit, spacing 0.001" in text
+    assert "float32" in text
+    assert table.rows[1].at_upper_end is None
+    assert table.rows[-1].at_lower_end == 1.0
+    assert len({len(line) for line in text.splitlines()}) == 1
+
+
+# ---- average
+
+
+@pytest.mark.parametrize("ladder", [None, "paper12", "signed8"])
+def test_an_average_is_the_mean_of_decoded_weights_and_restores_exactly(ladder):
+    model = net()
+    if ladder:
+        to_ladder_(model, ladder)
+    optimizer = Madam(model.parameters(), lr=0.05)
+    mean = torchmadam.average(model, decay=None)
+    seen = []
+    for t in range(4):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(t))
+        optimizer.step()
+        mean.update()
+        seen.append(model[0].weight.detach() + 0.0)
+    own = list(model.parameters())
+    codes = [p.codes() for p in own] if ladder else [p.detach().clone() for p in own]
+    x = torch.randn(3, 64)
+    with mean.applied() as averaged:
+        assert averaged is model
+        torch.testing.assert_close(model[0].weight.detach(), torch.stack(seen).mean(0))
+        inside = model(x)
+    assert not torch.equal(inside, model(x))
+    assert all(p is q for p, q in zip(own, model.parameters(), strict=True))
+    assert all(torch.equal(c, p.codes() if ladder else p) for c, p in zip(codes, own, strict=True))
+    optimizer.step()
+
+
+def test_an_exponential_average_forgets_and_survives_a_save():
+    model = to_ladder_(net())
+    mean = torchmadam.average(model, decay=0.5)
+    with pytest.raises(RuntimeError, match="no average yet"), mean.applied():
+        pass
+    values = []
+    for t in range(3):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(t))
+        Madam(model.parameters(), lr=0.05).step()
+        mean.update()
+        values.append(model[0].weight.decode())
+    expected = (values[0] + values[1]) / 4 + values[2] / 2
+    other = torchmadam.average(model, decay=0.5)
+    other.load_state_dict(mean.state_dict())
+    for average in (mean, other):
+        with average.applied():
+            torch.testing.assert_close(model[0].weight.detach(), expected)
+    with pytest.raises(ValueError, match="another model"):
+        torchmadam.average(nn.Linear(2, 2)).load_state_dict(mean.state_dict())
+    with pytest.raises(ValueError, match=r"decay=1\.5"):
+        torchmadam.average(model, decay=1.5)
+
+
+def test_an_exception_inside_the_average_restores_too():
+    model = to_ladder_(net())
+    mean = torchmadam.average(model)
+    mean.update()
+    own = list(model.parameters())
+    with pytest.raises(ZeroDivisionError), mean.applied():
+        raise ZeroDivisionError
+    assert all(p is q for p, q in zip(own, model.parameters(), strict=True))
