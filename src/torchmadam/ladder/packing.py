@@ -5,7 +5,6 @@ signs, eight to a byte. Within a byte, earlier elements lie in lower bits. Codes
 every row starts on a byte of every plane, so that rows can be gathered and sharded.
 """
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -59,7 +58,6 @@ def _unpack_plane(plane: Tensor, width: int, columns: int) -> Tensor:
     return values.flatten(1)[:, :columns].to(torch.int32, memory_format=torch.contiguous_format)
 
 
-@functools.lru_cache(maxsize=64)
 def _shifts(width: int, device: torch.device) -> Tensor:
     """By how many bits each element of a byte is shifted."""
     return torch.arange(0, 8, width, dtype=torch.uint8, device=device)
