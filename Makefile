@@ -13,7 +13,7 @@ demo: $(VENV)/installed
 test: lint pytest
 
 test-all: lint
-	$(RUN) -m pytest -m "not gpu"
+	$(RUN) -m pytest -n 2 -m "not gpu"
 	$(MAKE) torch-oldest
 
 lint: $(VENV)/installed
@@ -23,11 +23,11 @@ lint: $(VENV)/installed
 	$(VENV)/bin/lint-imports
 
 pytest: $(VENV)/installed
-	$(RUN) -m pytest -m "not slow and not gpu"
+	$(RUN) -m pytest -n 2 -m "not slow and not gpu"
 
 # The oldest PyTorch we support, in an environment of its own.
 torch-oldest: .venv-torch-2.11/installed
-	.venv-torch-2.11/bin/python -m pytest -m "not gpu"
+	.venv-torch-2.11/bin/python -m pytest -n 2 -m "not gpu"
 
 # torch comes first and alone: with it in place, nothing that follows asks for another build of it.
 $(VENV)/installed: pyproject.toml constraints.txt

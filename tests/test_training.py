@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from digits_training import train
 from madam_lab.tasks import digits
 from torchmadam import Madam
 
@@ -14,11 +15,7 @@ EPOCHS = 40
 
 
 def accuracy(seed, data, dtype=torch.float32, **arguments):
-    torch.manual_seed(seed)
-    net = digits.model().to(dtype)
-    data = digits.Digits(data.train_x.to(dtype), data.train_y, data.test_x.to(dtype), data.test_y)
-    digits.train(net, Madam(net.parameters(), **arguments), data, epochs=EPOCHS, seed=seed)
-    return 1 - digits.test_error(net, data)
+    return train(seed, data, lambda net: Madam(net.parameters(), **arguments), epochs=EPOCHS, dtype=dtype)
 
 
 @pytest.fixture(scope="module")

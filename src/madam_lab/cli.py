@@ -1,18 +1,190 @@
 """The command `madam`."""
 
 import argparse
+import ast
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from madam_lab import demo
+from madam_lab import records
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    options = _parser().parse_args(arguments)
+    from madam_lab.data import DataError
+    from torchmadam import LadderFileError
+
+    try:
+        return int(options.act(options) or 0)
+    except (DataError, KeyError, ValueError, FileNotFoundError, LadderFileError) as error:
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"madam: {message}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="madam", description="The paper's experiments, by command.")
     commands = parser.add_subparsers(dest="command", required=True)
-    shown = commands.add_parser("demo", help="the learning-rate figure on handwritten digits, in about a minute")
-    shown.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
-    options = parser.parse_args(arguments)
+
+    def command(name: str, act: Any, help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+        added.set_defaults(act=act)
+        return added
+
+    demo = command("demo", _demo, "train the learning-rate figure on handwritten digits, and write the report")
+    demo.add_argument("--out", type=Path, default=Path("demo"), help="folder for records and page (default: demo)")
+
+    listing = command("list", _list, "list the recipes, with the paper's number and ours")
+    listing.add_argument("patterns", nargs="*", default=["*"], help="such as 'cifar10_*'")
+    _results(listing)
+
+    run = command("run", _run, "train recipes; what is done is skipped, what was stopped goes on")
+    run.add_argument("patterns", nargs="+", help="recipe names, or patterns such as 'cifar10_*'")
+    run.add_argument("--seed", "--seeds", default="0", help="one or several, such as 0,1,2 (default: 0)")
+    run.add_argument("--budget", type=_seconds, help="stop in time, such as 9m, 90s or 1h")
+    run.add_argument("--data", type=Path, help="folder with the data sets (default: MADAM_DATA, then ./data)")
+    run.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override, such as epochs=10")
+    run.add_argument("--smoke", action="store_true", help="a tiny run that only shows that the recipe works")
+    run.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    run.add_argument("--save-every", type=_seconds, default=30.0, help="how often to save (default: 30s)")
+    run.add_argument("--runs", type=Path, default=Path("runs"), help="folder for unfinished runs (default: runs)")
+    run.add_argument("--quiet", action="store_true", help="no progress, only results")
+    _results(run)
+
+    data = command("data", _data, "download a data set from its makers")
+    data.add_argument("names", nargs="+", help="cifar10, cifar100 or wikitext2")
+    data.add_argument("--data", type=Path, help="folder to put it in (default: MADAM_DATA, then ./data)")
+
+    verify = command("verify", _verify, "check all records against the schema and the recipes")
+    _results(verify)
+
+    report = command("report", _report, "make the tables and the page from the records")
+    report.add_argument("--page", type=Path, default=Path("docs/report.html"), help="the HTML page to write")
+    report.add_argument(
+        "--tables", type=Path, nargs="*", default=[Path("README.md"), Path("docs/reproduction.md")],
+        help="Markdown files whose marked tables are filled in; files that are not there are left out",
+    )  # fmt: skip
+    _results(report)
+
+    inspect = command("inspect", _inspect, "print what a coded file holds")
+    inspect.add_argument("file", type=Path)
+
+    export = command("export", _export, "write a coded file's weights as ordinary floats")
+    export.add_argument("file", type=Path)
+    export.add_argument("target", type=Path, help="a .safetensors file")
+    return parser
+
+
+def _results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=records.RESULTS, help="folder with the records")
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; use 90s, 9m or 1h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, found, value = text.partition("=")
+    if not found:
+        raise ValueError(f"--set {text}: use FIELD=VALUE, such as epochs=10 or arguments.bound=2")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from madam_lab import demo
+
     demo.run(options.out)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from madam_lab import recipes
+    from madam_lab.report.numbers import Results
+
+    found = Results(options.results)
+    rows = [("recipe", "the paper's", "ours", "")]
+    for name in recipes.names(options.patterns):
+        recipe = recipes.get(name)
+        rows.append((name, found.paper(recipe), found.ours(name), recipe.task))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    for row in rows:
+        print(f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    import torch
+
+    from madam_lab import data, queue, recipes
+
+    overrides = dict(_override(text) for text in options.set)
+    chosen = [recipes.get(name).overridden(overrides) for name in recipes.names(options.patterns)]
+    if options.smoke:
+        chosen = [recipe.as_smoke() for recipe in chosen]
+    seeds = [int(seed) for seed in options.seed.split(",")]
+    outcome = queue.work(
+        chosen,
+        seeds,
+        data=data.root(options.data),
+        results=options.results,
+        folder=options.runs,
+        budget=options.budget if options.budget is not None else float("inf"),
+        save_every=options.save_every,
+        device=torch.device(options.device) if options.device else None,
+        overrides=overrides,
+        quiet=options.quiet,
+    )
+    print(f"{len(outcome.done)} done, {len(outcome.skipped)} were done before, {len(outcome.left)} left")
+    if outcome.left:
+        print(f"next: {outcome.left[0]}; the same command goes on")
+    return 130 if outcome.signalled else 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from madam_lab import data
+
+    for name in options.names:
+        data.download(name, data.root(options.data))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from madam_lab.report.numbers import problems
+
+    found, count = problems(options.results)
+    for problem in found:
+        print(problem)
+    print(f"{count} records, {len(found)} problems")
+    return 1 if found else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from madam_lab import report
+
+    for path in report.write(options.results, options.page, options.tables):
+        print(path)
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from madam_lab.files import table
+
+    print(table(options.file))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from madam_lab.files import export
+
+    export(options.file, options.target)
+    print(options.target)
     return 0

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchmadam
+from digits_training import train
 from madam_lab.tasks import digits
 from torchmadam import LadderFormat, LadderTensor, Madam, summary, to_dense_, to_ladder_
 
@@ -107,9 +108,14 @@ def test_from_scratch_a_signed_ladder_takes_the_weights_it_finds():
 )
 def test_nearest_keeps_a_trained_model(ladder, worse):
     data = digits.load()
-    torch.manual_seed(0)
-    model = digits.model()
-    digits.train(model, torch.optim.Adam(model.parameters()), data, epochs=8, seed=0)
+    kept = []
+
+    def make(net):
+        kept.append(net)
+        return torch.optim.Adam(net.parameters())
+
+    train(0, data, make, epochs=8)
+    model = kept[0]
 
     def loss():
         with torch.no_grad():

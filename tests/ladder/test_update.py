@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import torchmadam
+from digits_training import train
 from madam_lab.tasks import digits
 from torchmadam import LadderFormat, LadderTensor, Madam
 
@@ -214,14 +215,14 @@ def test_codes_piling_up_at_the_upper_end_warn_once_and_name_the_tensor(name):
 
 
 def accuracy(seed, data, ladder):
-    torch.manual_seed(seed)
-    net = digits.model()
-    if ladder is not None:
-        torchmadam.to_ladder_(net, ladder)
+    def make(net):
+        if ladder is not None:
+            torchmadam.to_ladder_(net, ladder)
+        return Madam(net.parameters())
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # output layers do pile up a little at the end of 40 epochs
-        digits.train(net, Madam(net.parameters()), data, epochs=30, seed=seed)
-    return 1 - digits.test_error(net, data)
+        warnings.simplefilter("ignore")  # output layers do pile up a little at the end
+        return train(seed, data, make, epochs=30)
 
 
 def test_12_bit_and_signed_8_bit_networks_learn_digits_as_float32_does():

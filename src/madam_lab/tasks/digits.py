@@ -5,18 +5,23 @@ The pictures are those of `sklearn.datasets.load_digits`, the test part of *Opti
 """
 
 import io
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from madam_lab.models.mlp import mlp
+from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent, generator
+
 TEST_SIZE = 360
 
 
 @dataclass(frozen=True)
-class Digits:
+class DigitsData:
     """Inputs of 64 pixels and labels 0 to 9, split once and for all by a fixed permutation."""
 
     train_x: Tensor
@@ -25,7 +30,7 @@ class Digits:
     test_y: Tensor
 
 
-def load(*, standardised: bool = True) -> Digits:
+def load(*, standardised: bool = True) -> DigitsData:
     """The digits, each pixel with mean 0 and variance 1 over the training set; or raw, from 0 to 1."""
     import numpy as np
 
@@ -38,32 +43,47 @@ def load(*, standardised: bool = True) -> Digits:
     if standardised:
         std, mean = torch.std_mean(x[train], dim=0)
         x = (x - mean) / std.where(std > 0, torch.ones(()))  # some pixels of the border are never inked
-    return Digits(x[train], y[train], x[test], y[test])
+    return DigitsData(x[train], y[train], x[test], y[test])
 
 
-def model(width: int = 128) -> nn.Sequential:
-    """A perceptron with two hidden layers, initialised as PyTorch does."""
-    return nn.Sequential(
-        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
-    )  # fmt: skip
+class Digits(Task):
+    """Ten classes, a perceptron with two hidden layers, test error in per cent."""
 
+    name = "digits"
+    metric = "test error %"
 
-def train(
-    net: nn.Module, optimizer: torch.optim.Optimizer, data: Digits, *, epochs: int, seed: int, batch: int = 64
-) -> None:
-    """Plain epochs over shuffled batches, shuffled alike for equal seeds."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(data.train_x), generator=generator).split(batch):
-            optimizer.zero_grad()
-            F.cross_entropy(net(data.train_x[rows]), data.train_y[rows]).backward()
-            optimizer.step()
+    def __init__(
+        self, root: Path | None, device: torch.device, *, batch: int, seed: int, smoke: bool = False, width: int = 128
+    ) -> None:
+        data = load()
+        keep = 4 * batch if smoke else len(data.train_x)
+        self.device, self.seed, self.batch, self.width = device, seed, batch, width
+        self.train = (data.train_x[:keep].to(device), data.train_y[:keep].to(device))
+        self.test = (data.test_x.to(device), data.test_y.to(device))
+        self.steps = -(-len(self.train[0]) // batch)
 
+    def model(self) -> nn.Module:
+        """A perceptron of 26,122 weights at the default width."""
+        return mlp(64, self.width, 10)
 
-@torch.no_grad()
-def test_error(net: nn.Module, data: Digits) -> float:
-    """Share of the test pictures that are classified wrongly."""
-    return float((net(data.test_x).argmax(1) != data.test_y).double().mean())
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Shuffled batches."""
+        x, y = self.train
+        order = torch.randperm(len(x), generator=generator(self.seed, number)).to(self.device)
+        for rows in order.split(self.batch)[start:]:
+            yield x[rows], y[rows]
 
+    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross entropy."""
+        x, y = batch
+        logits = forward(x)
+        loss = F.cross_entropy(logits, y)
+        return loss, classification_sums(logits, y, loss)
 
-test_error.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name
+    def batches(self, split: str) -> Iterator[Batch]:
+        """All test pictures at once."""
+        yield self.test
+
+    def score(self, sums: Tensor) -> float:
+        """Error in per cent."""
+        return error_percent(sums)

@@ -29,7 +29,8 @@ class Watch:
             for ladder in {p.coding.format for p in params}:
                 self._look_at_lr(ladder, float(lr), rounding or ladder.default_rounding)
         self._ticks += 1
-        if self._ticks % _EVERY == 0:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self._ticks % _EVERY == 0 and not capturing:
             self._look_at_codes(names, params)
 
     def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str) -> None:

@@ -1,0 +1,134 @@
+"""Data sets: where they are, and how to get them."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_WORDS = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
+_BLOCK = 1 << 20
+
+
+class DataError(RuntimeError):
+    """Data that is missing or damaged, and the command that mends it."""
+
+    def __init__(self, problem: str, dataset: str) -> None:
+        super().__init__(
+            f"{problem}; `madam data {dataset}` downloads it, and --data or MADAM_DATA names a folder that has it"
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to download: its address, its hash, and where it, or what it unpacks to, belongs."""
+
+    address: str
+    hash: str  # "md5:..." as its makers publish it, or "sha256:..."
+    target: str
+    archive: bool = False
+
+
+SOURCES = {
+    "cifar10": [
+        Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "md5:c58f30108f718f92721af3b95e74349a",
+            "cifar-10-batches-py",
+            archive=True,
+        )
+    ],
+    "cifar100": [
+        Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            "cifar-100-python",
+            archive=True,
+        )
+    ],
+    "wikitext2": [
+        Source(
+            _WORDS + "train.txt",
+            "sha256:9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            "wikitext-2/train.txt",
+        ),
+        Source(
+            _WORDS + "valid.txt",
+            "sha256:f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "wikitext-2/valid.txt",
+        ),
+        Source(
+            _WORDS + "test.txt",
+            "sha256:d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+            "wikitext-2/test.txt",
+        ),
+    ],
+}
+
+
+def root(given: Path | None) -> Path:
+    """The folder that holds the data sets: ``--data``, else MADAM_DATA, else ./data."""
+    return given or Path(os.environ.get("MADAM_DATA", "data"))
+
+
+def download(dataset: str, folder: Path, report: Callable[[str], None] = print) -> None:
+    """Put a data set into a folder, as its makers lay it out. What is there already, and whole, is left alone."""
+    if dataset not in SOURCES:
+        raise ValueError(f"no data set is called {dataset!r}; choose one of {', '.join(SOURCES)} (digits need none)")
+    for source in SOURCES[dataset]:
+        target = folder / source.target
+        if source.archive and target.is_dir():
+            report(f"{target} is there")
+            continue
+        if not source.archive and target.is_file() and _matches(target, source.hash):
+            report(f"{target} is there")
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.parent / (source.address.rpartition("/")[2] + ".part")
+        _fetch(source, part, report)
+        if source.archive:
+            unpacked = Path(str(part) + ".unpacked")
+            shutil.rmtree(unpacked, ignore_errors=True)
+            with tarfile.open(part) as archive:
+                archive.extractall(unpacked, filter="data")
+            os.replace(unpacked / source.target, target)
+            shutil.rmtree(unpacked)
+            part.unlink()
+        else:
+            os.replace(part, target)
+        report(f"{target} is ready")
+
+
+def _fetch(source: Source, part: Path, report: Callable[[str], None]) -> None:
+    """Download to a file, going on where an earlier attempt stopped; whatever does not match its hash is removed."""
+    have = part.stat().st_size if part.exists() else 0
+    if have and _matches(part, source.hash):
+        return
+    request = urllib.request.Request(source.address, headers={"Range": f"bytes={have}-"} if have else {})
+    report(f"{source.address}" + (f", from byte {have}" if have else ""))
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            resumed = answer.status == 206
+            with part.open("ab" if resumed else "wb") as file:
+                shutil.copyfileobj(answer, file, _BLOCK)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # nothing is left to send
+            raise
+    if not _matches(part, source.hash):
+        part.unlink()
+        raise RuntimeError(
+            f"{source.address} gave a file with another hash than {source.hash}; it was removed, try again"
+        )
+
+
+def _matches(path: Path, expected: str) -> bool:
+    kind, _, value = expected.partition(":")
+    digest = hashlib.new(kind)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest() == value

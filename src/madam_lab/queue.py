@@ -1,0 +1,80 @@
+"""Many runs, one after another: skip what is done, stop in time, go on where it stopped."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from madam_lab import records
+from madam_lab.progress import Progress
+from madam_lab.recipes import Recipe
+from madam_lab.trainer import Limits, Run, Stopped
+
+
+@dataclass
+class Outcome:
+    """What became of a queue."""
+
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    signalled: bool = False
+
+
+def work(
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int],
+    *,
+    data: Path | None = None,
+    results: Path = records.RESULTS,
+    folder: Path = Path("runs"),
+    budget: float = math.inf,
+    save_every: float = 30.0,
+    device: torch.device | None = None,
+    overrides: dict[str, Any] | None = None,
+    quiet: bool = False,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Run every recipe with every seed, the first seed of all recipes first.
+
+    A run whose record is there is not repeated. When the budget (in seconds) is spent, or a signal comes, the run in
+    progress saves itself; the same call goes on from there.
+    """
+    limits = Limits(deadline=time.monotonic() + budget, save_every=save_every)
+    outcome = Outcome()
+    with limits.watching_signals():
+        for seed in seeds:
+            for recipe in recipes:
+                label = f"{recipe.name} seed {seed}"
+                if records.path_of(recipe.name, seed, results).exists():
+                    outcome.skipped.append(label)
+                elif limits.reached():
+                    outcome.left.append(label)
+                else:
+                    progress = Progress(label, recipe.epochs, quiet)
+                    try:
+                        run = Run(
+                            recipe, seed, data=data, device=device, folder=folder, results=results, overrides=overrides
+                        )
+                        record = run.train(limits, progress)
+                    except Stopped:
+                        outcome.left.append(label)
+                        continue
+                    finally:
+                        progress.close()
+                    outcome.done.append(label)
+                    say(described(record))
+    outcome.signalled = limits.signalled
+    return outcome
+
+
+def described(record: dict[str, Any]) -> str:
+    """One line about a finished run."""
+    name = f"{record['recipe']} seed {record['seed']}"
+    if record["status"] == "diverged":
+        return f"{name}: diverged after {len(record['curve'])} epochs"
+    return f"{name}: {record['metric']} {record['test']:.2f} (train {record['train']:.2f}), {record['seconds']:.0f} s"

@@ -1,0 +1,7 @@
+"""Training runs by name: every cell of the paper's tables, every point of its figures."""
+
+from madam_lab.recipes import cifar, digits, wikitext
+from madam_lab.recipes.paper import PAPER, Paper
+from madam_lab.recipes.recipe import Recipe, get, names
+
+__all__ = ["PAPER", "Paper", "Recipe", "cifar", "digits", "get", "names", "wikitext"]

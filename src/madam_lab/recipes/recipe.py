@@ -1,0 +1,141 @@
+"""What a recipe is, and the register of all of them."""
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from madam_lab.recipes.paper import PAPER, Paper
+from torchmadam import LadderFormat
+
+# The learning rate from an epoch on, counted from 0: ((0, 0.01), (100, 0.001)).
+Steps = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run, but for its seed. A variant changes one line: ``replace(cifar10_madam(), epochs=100)``.
+
+    Attributes:
+        task: of :mod:`madam_lab.tasks`.
+        epochs, batch: the budget.
+        optimiser: "sgd", "adam", "adamw" or "madam".
+        schedule: the learning rate, as steps; "cosine" or "linear" goes from ``lr`` to zero.
+        lr: the learning rate that "cosine" and "linear" start from; with steps, none.
+        arguments: of the optimiser, the learning rate apart.
+        ladder: the number system of the weights; None: float32.
+        conversion: arguments of ``to_ladder_``.
+        model: arguments of the task's model.
+        clip: the largest norm of the whole gradient.
+        precision: of the forward and backward passes on a GPU, "bf16" or "float32"; a CPU computes in float32.
+        smoke: a tiny run that shows that the recipe works.
+        name, paper: given by the register: what everybody calls it, and the number to compare with.
+    """
+
+    task: str
+    epochs: int
+    batch: int
+    optimiser: str
+    schedule: Steps | str
+    lr: float | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    ladder: LadderFormat | None = None
+    conversion: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    clip: float | None = None
+    precision: str = "bf16"
+    smoke: bool = False
+    name: str = ""
+    paper: Paper | None = None
+
+    def lr_at(self, progress: float) -> float:
+        """The learning rate after so many epochs, fractions included."""
+        if isinstance(self.schedule, str):
+            if self.lr is None:
+                raise ValueError(f"{self.name}: a {self.schedule!r} schedule needs lr=")
+            left = max(0.0, 1 - progress / self.epochs)
+            if self.schedule == "linear":
+                return self.lr * left
+            if self.schedule == "cosine":
+                return self.lr * 0.5 * (1 - math.cos(math.pi * left))
+            raise ValueError(f"{self.name}: schedule {self.schedule!r} is unknown; use steps, 'cosine' or 'linear'")
+        return [lr for start, lr in self.schedule if start <= progress][-1]
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that determines the run, but the seed, as plain values."""
+        values = asdict(self)
+        for name in ("name", "paper"):
+            del values[name]
+        plain: dict[str, Any] = _plain(values)
+        return plain
+
+    def as_smoke(self) -> "Recipe":
+        """The same recipe on a handful of examples and a tiny model: two epochs, the schedule's ends."""
+        steps = self.schedule
+        if not isinstance(steps, str):
+            steps = ((0, steps[0][1]), (1, steps[-1][1]))
+        return replace(self, epochs=2, batch=6, schedule=steps, smoke=True)
+
+    def overridden(self, changes: Mapping[str, Any]) -> "Recipe":
+        """With some fields changed, and a name that says so. ``arguments.bound=2`` reaches into a mapping."""
+        values: dict[str, Any] = {}
+        known = {f.name for f in fields(self)} - {"name", "paper", "smoke"}
+        for key, value in changes.items():
+            name, _, inner = key.partition(".")
+            if name not in known:
+                raise ValueError(f"a recipe has no field {name!r}; it has {', '.join(sorted(known))}")
+            if inner:
+                values[name] = {**values.get(name, getattr(self, name)), inner: value}
+            else:
+                values[name] = value
+        suffix = ",".join(f"{key}={value}" for key, value in sorted(changes.items()))
+        return replace(self, **values, paper=None, name=f"{self.name}+{suffix}" if suffix else self.name)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+_REGISTER: dict[str, Callable[[], Recipe]] = {}
+
+
+def recipe(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """Register a function under its own name."""
+    return register(make.__name__, make)
+
+
+def register(name: str, make: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """Register a function that makes a recipe, which gets this name."""
+    if name in _REGISTER:
+        raise ValueError(f"there are two recipes called {name}")
+
+    def named() -> Recipe:
+        return replace(make(), name=name, paper=PAPER.get(name))
+
+    named.__name__, named.__doc__ = name, make.__doc__
+    _REGISTER[name] = named
+    return named
+
+
+def names(patterns: Iterable[str] = ("*",)) -> list[str]:
+    """The registered names that match any of these patterns, in the order in which they were registered."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        matching = [name for name in _REGISTER if fnmatch.fnmatchcase(name, pattern)]
+        if not matching:
+            close = difflib.get_close_matches(pattern, _REGISTER, n=3)
+            hint = f"; did you mean {', '.join(close)}?" if close else "; `madam list` shows them all"
+            raise KeyError(f"no recipe matches {pattern!r}{hint}")
+        found.update(dict.fromkeys(matching))
+    return list(found)
+
+
+def get(name: str) -> Recipe:
+    """The recipe of this name."""
+    return _REGISTER[names([name])[0]]()

@@ -1,0 +1,169 @@
+"""Records: what a run found, with everything needed to trust it. Programs write them; nobody edits them."""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+RESULTS = Path("results")
+
+# Name and type of every entry; a tuple lists the types that are allowed.
+_ENTRIES: dict[str, type | tuple[type, ...]] = {
+    "schema": int,
+    "recipe": str,
+    "settings": dict,
+    "overrides": dict,
+    "seed": int,
+    "status": str,
+    "metric": str,
+    "test": (float, int, type(None)),
+    "train": (float, int, type(None)),
+    "curve": list,
+    "weights": int,
+    "bytes": dict,
+    "codes": (list, type(None)),
+    "seconds": (float, int),
+    "started": str,
+    "commit": str,
+    "dirty": bool,
+    "source": str,
+    "versions": dict,
+    "device": str,
+}
+
+
+class RecordError(ValueError):
+    """A record that cannot be trusted, and why."""
+
+
+def path_of(recipe: str, seed: int, results: Path = RESULTS) -> Path:
+    """Where the record of a run belongs."""
+    return results / recipe / f"{seed}.json"
+
+
+def write(record: dict[str, Any], results: Path = RESULTS) -> Path:
+    """Check a record and put it in its place, whole or not at all. A record that is there already is never replaced."""
+    check(record)
+    path = path_of(record["recipe"], record["seed"], results)
+    if path.exists():
+        raise FileExistsError(f"{path} is there already, and records are written once; remove it to run again")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, (json.dumps(_writable(record), indent=1, sort_keys=True) + "\n").encode())
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A record, checked."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})") from error
+    try:
+        check(record)
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+    if (record["recipe"], f"{record['seed']}.json") != (path.parent.name, path.name):
+        raise RecordError(f"{path} holds the record of {record['recipe']}, seed {record['seed']}; it was moved")
+    return record  # type: ignore[no-any-return]
+
+
+def read_all(results: Path = RESULTS) -> Iterator[dict[str, Any]]:
+    """All records of a folder, in order of recipe and seed."""
+    for path in sorted(results.glob("*/*.json")):
+        if path.parent.name != "bench":
+            yield read(path)
+
+
+def check(record: Any) -> None:
+    """Raise a RecordError unless this is a complete record."""
+    if not isinstance(record, dict):
+        raise RecordError("a record is an object")
+    if record.get("schema") != SCHEMA:
+        raise RecordError(f"its schema is {record.get('schema')!r}, and this program reads {SCHEMA}")
+    if record.keys() != _ENTRIES.keys():
+        missing, extra = sorted(_ENTRIES.keys() - record.keys()), sorted(record.keys() - _ENTRIES.keys())
+        raise RecordError(f"entries are missing ({missing}) or unknown ({extra})")
+    for name, kind in _ENTRIES.items():
+        value = record[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise RecordError(f"{name} is {value!r}, which is not what it should be")
+    if record["status"] not in ("finished", "diverged"):
+        raise RecordError(f"status is {record['status']!r}; a run has finished or diverged")
+    if record["status"] == "finished" and (record["test"] is None or not record["curve"]):
+        raise RecordError("a finished run has a result and a curve")
+    if record["seconds"] < 0 or record["weights"] <= 0:
+        raise RecordError("seconds and weights are positive")
+    for point in record["curve"]:
+        if not isinstance(point, dict) or not {"epoch", "lr", "train"} <= point.keys():
+            raise RecordError(f"{point!r} is no point of a curve")
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, whether the tree differs from it, a hash of the source, and versions."""
+    import torch
+
+    import torchmadam
+
+    here = Path(__file__).resolve().parent
+    commit, dirty = _commit(here)
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "torchmadam": torchmadam.__version__,
+        "cuda": torch.version.cuda or "none",
+    }
+    return {"commit": commit, "dirty": dirty, "source": source_hash(here.parent), "versions": versions}
+
+
+def source_hash(src: Path) -> str:
+    """A hash of all Python files of the library and the lab: what ran, whatever version control says."""
+    digest = hashlib.sha256()
+    for path in sorted([*src.glob("torchmadam/**/*.py"), *src.glob("madam_lab/**/*.py")]):
+        digest.update(path.relative_to(src).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _commit(here: Path) -> tuple[str, bool]:
+    """From git; where there is no repository (a copied tree, say), from MADAM_COMMIT, "abc123" or "abc123-dirty"."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # Results do not change what a run computes.
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", ":/", ":!/results"))
+    except (OSError, subprocess.CalledProcessError):
+        given = os.environ.get("MADAM_COMMIT", "")
+        return given.removesuffix("-dirty") or "unknown", given.endswith("-dirty") or not given
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, sync it and rename it: a crash leaves the old one or the new one, whole."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _writable(value: Any) -> Any:
+    """JSON has neither infinity nor NaN; both become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _writable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_writable(v) for v in value]
+    return value

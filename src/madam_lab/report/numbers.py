@@ -1,0 +1,88 @@
+"""Numbers from records: means, ranges, and whether they can be trusted."""
+
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from madam_lab import recipes, records
+
+MISSING = "missing"
+
+
+class Results:
+    """The records of a folder, by recipe."""
+
+    def __init__(self, folder: Path) -> None:
+        self.by_recipe: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for record in records.read_all(folder):
+            self.by_recipe[record["recipe"]].append(record)
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The records of a recipe, in order of their seeds."""
+        return sorted(self.by_recipe.get(name, []), key=lambda record: record["seed"])
+
+    def values(self, name: str, which: str = "test") -> list[float]:
+        """The test (or train) metric of every seed that finished."""
+        return [float(record[which]) for record in self.of(name) if record[which] is not None]
+
+    def mean(self, name: str) -> float | None:
+        """Mean of the test metric; None where nothing finished."""
+        values = self.values(name)
+        return statistics.fmean(values) if values else None
+
+    def ours(self, name: str, which: str = "test") -> str:
+        """Our number as a cell of a table: mean, half the range, number of seeds; marked where a tree was dirty."""
+        found = self.of(name)
+        if not found:
+            return MISSING
+        values = self.values(name, which)
+        if len(values) < len(found) or not values:
+            return f"diverged ({len(found) - len(values)} of {len(found)})"
+        mark = "*" if any(record["dirty"] for record in found) else ""
+        if len(values) == 1:
+            return f"{_short(values[0])}{mark} (1 seed)"
+        return (
+            f"{_short(statistics.fmean(values))} ±{_short((max(values) - min(values)) / 2)}{mark} ({len(values)} seeds)"
+        )
+
+    @staticmethod
+    def paper(recipe: recipes.Recipe) -> str:
+        """The paper's number for a recipe, as a cell."""
+        return paper_cell(recipe.paper)
+
+
+def paper_cell(paper: recipes.Paper | None, which: str = "test") -> str:
+    """A number of the paper as a cell of a table; empty where it has none."""
+    if paper is None:
+        return ""
+    value, spread = (paper.test, paper.test_range) if which == "test" else (paper.train, paper.train_range)
+    if value is None:
+        return ""
+    return f"{value:g} ±{spread:g}" if spread else f"{value:g}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def problems(folder: Path) -> tuple[list[str], int]:
+    """What is wrong with the records of a folder, and how many records there are."""
+    found: list[str] = []
+    paths = [path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "bench"]
+    for path in paths:
+        try:
+            record = records.read(path)
+        except records.RecordError as error:
+            found.append(str(error))
+            continue
+        base = record["recipe"].partition("+")[0]
+        if base not in recipes.names():
+            found.append(f"{path}: there is no recipe {base}")
+            continue
+        now = recipes.get(base).overridden(record["overrides"])
+        now = now.as_smoke() if record["settings"].get("smoke") else now
+        if now.settings() != record["settings"]:
+            changed = sorted(k for k, v in now.settings().items() if record["settings"].get(k) != v)
+            found.append(f"{path}: the recipe has changed since, in {', '.join(changed)}; run it again")
+    return found, len(paths)

@@ -1,0 +1,102 @@
+"""The paper's three tables, with its numbers beside ours, as Markdown and as cells."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from madam_lab.recipes import PAPER
+from madam_lab.report.numbers import Results, paper_cell
+
+# Rows of the paper's tables: task, what is measured, and how its recipes are called.
+ROWS = [
+    ("CIFAR-10, ResNet-18", "error %", "cifar10"),
+    ("CIFAR-100, ResNet-18", "error %", "cifar100"),
+    ("ImageNet, ResNet-50", "error %", "imagenet"),
+    ("CIFAR-10, cGAN", "FID", "cgan"),
+    ("WikiText-2, transformer", "perplexity", "wikitext2"),
+]
+_MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its title, what to know about it, its head and its rows."""
+
+    title: str
+    note: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+    @property
+    def has_results(self) -> bool:
+        """Whether any of its cells is ours, and not missing."""
+        return any("seed" in cell or "diverged" in cell for row in (self.head, *self.rows) for cell in row if self.rows)
+
+    def markdown(self) -> str:
+        """As Markdown."""
+        lines = ["| " + " | ".join(self.head) + " |", "|" + "---|" * len(self.head)]
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join(lines) + "\n"
+
+
+def main_table(results: Results) -> Table:
+    """The better of SGD and Adam, tuned, against Madam at 0.01."""
+    rows = []
+    for label, unit, task in ROWS:
+        best = min(("sgd", "adam"), key=lambda kind: PAPER[f"{task}_{kind}"].test)
+        cells = [label, unit, best.upper() if best == "sgd" else "Adam"]
+        for name in (f"{task}_{best}", f"{task}_madam"):
+            cells += [paper_cell(PAPER[name]), results.ours(name)]
+        rows.append(tuple(cells))
+    head = ("", "", "best baseline", "baseline, paper", "baseline, ours", "Madam, paper", "Madam, ours")
+    return Table("Madam without tuning against tuned baselines", "Test set, lower is better.", head, rows)
+
+
+def bits_table(results: Results) -> Table:
+    """B-bit Madam: the paper's number, then ours."""
+    rows = []
+    for label, unit, task in ROWS:
+        names = [f"{task}_{kind}" for kind in ("madam", "madam_12bit", "madam_10bit", "madam_8bit")]
+        rows.append((label, unit, *(f"{paper_cell(PAPER[name])} / {results.ours(name)}" for name in names)))
+    note = "Test set, the paper / ours. A sign is stored beside the bits: 12-bit is 13 bits a weight."
+    return Table("B-bit Madam", note, ("", "", "FP32", "12-bit", "10-bit", "8-bit"), rows)
+
+
+def full_table(results: Results) -> Table:
+    """All three optimisers, training and test."""
+    rows = []
+    for label, unit, task in ROWS:
+        for kind, shown in (("adam", "Adam"), ("sgd", "SGD"), ("madam", "Madam")):
+            name = f"{task}_{kind}"
+            paper = PAPER[name]
+            cells = (paper_cell(paper, "train"), results.ours(name, "train"), paper_cell(paper), results.ours(name))
+            rows.append((label, unit, shown, *cells))
+    head = ("", "", "", "train, paper", "train, ours", "test, paper", "test, ours")
+    return Table("Complete results in FP32", "Train is the last epoch, in training mode.", head, rows)
+
+
+def ladder_table(results: Results) -> Table:
+    """Bytes that the weights of finished runs were held in."""
+    rows = []
+    for name in sorted(results.by_recipe):
+        record = results.of(name)[0]
+        if record["settings"]["ladder"] is None or "_lr_" in name:
+            continue
+        held, floats = record["bytes"]["weights"], record["bytes"]["float32"]
+        rows.append((name, f"{record['seed']}", f"{record['weights']:,}", f"{held:,}", f"{held / floats:.3f}"))
+    note = "Bytes held by the weights during training, scales included; there is no float copy."
+    return Table("Bytes", note, ("run", "seed", "weights", "bytes", "of float32"), rows)
+
+
+TABLES = {"main": main_table, "bits": bits_table, "full": full_table, "bytes": ladder_table}
+
+
+def fill_in(path: Path, results: Results) -> None:
+    """Replace the marked tables of a Markdown file by what the records say."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return match[1] + TABLES[match[2]](results).markdown() + match[3]
+
+    text = path.read_text(encoding="utf-8")
+    path.write_text(_MARK.sub(replaced, text), encoding="utf-8")

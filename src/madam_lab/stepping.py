@@ -1,0 +1,110 @@
+"""One training step, plain on a CPU; compiled and captured as a CUDA graph on a GPU."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from madam_lab.recipes import Recipe
+from madam_lab.tasks.task import Batch, Task
+from torchmadam import LadderTensor, Madam, compile_options
+
+# Steps of a batch's shape that run before they are captured: compilers, kernels and optimiser state warm up in them.
+_WARM_UP = 3
+
+
+def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """The recipe's optimiser. On a GPU its learning rate is a tensor there, so that a captured step can follow it."""
+    first = recipe.lr_at(0.0)
+    lr: Any = torch.tensor(first, device=device) if device.type == "cuda" else first
+    fast: dict[str, Any] = {"fused": True} if device.type == "cuda" else {}
+    named = list(model.named_parameters())
+    if recipe.optimiser == "madam":
+        return Madam(named, lr=lr, **recipe.arguments)
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(named, lr=lr, **fast, **recipe.arguments)
+    if recipe.optimiser in ("adam", "adamw"):
+        kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
+        fast |= {"capturable": True} if fast else {}
+        return kind(named, lr=lr, **fast, **recipe.arguments)
+    raise ValueError(f"optimiser {recipe.optimiser!r} is unknown; use sgd, adam, adamw or madam")
+
+
+class Stepper:
+    """Forward, backward and optimiser step on one batch, and evaluation; keeps the sums of an epoch on the device."""
+
+    def __init__(
+        self, recipe: Recipe, task: Task, model: nn.Module, optimiser: torch.optim.Optimizer, compiled: bool
+    ) -> None:
+        self.recipe, self.task, self.model, self.optimiser = recipe, task, model, optimiser
+        self.on_gpu = task.device.type == "cuda"
+        self.sums = torch.zeros(3, device=task.device)
+        self.forward: Callable[[Tensor], Tensor] = model
+        self._autocast = self.on_gpu and recipe.precision == "bf16"
+        if compiled:
+            coded = any(isinstance(p, LadderTensor) for p in model.parameters())
+            self.forward = torch.compile(model, dynamic=False, options=compile_options() if coded else None)
+        self._seen: dict[tuple[int, ...], int] = {}
+        self._graphs: dict[tuple[int, ...], tuple[Any, Batch]] = {}
+        self._stream: Any = torch.cuda.Stream(task.device) if self.on_gpu else None
+
+    def set_lr(self, lr: float) -> None:
+        """For the steps from now on."""
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def step(self, batch: Batch) -> None:
+        """One step of training."""
+        if not self.on_gpu:
+            self._run(batch)
+            return
+        shape = tuple(batch[0].shape)
+        self._seen[shape] = self._seen.get(shape, 0) + 1
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            if self._seen[shape] <= _WARM_UP:
+                self._run(batch)
+            else:
+                if shape not in self._graphs:
+                    self._capture(shape, batch)
+                graph, inputs = self._graphs[shape]
+                for held, new in zip(inputs, batch, strict=True):
+                    held.copy_(new)
+                graph.replay()
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
+        inputs = tuple(t.clone(memory_format=torch.preserve_format) for t in batch)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            self._run(inputs)
+        self._graphs[shape] = graph, inputs
+
+    def _run(self, batch: Batch) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
+            loss, sums = self.task.loss(self.forward, batch)
+        loss.backward()
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self.optimiser.step()
+        self.sums += sums
+
+    def take_sums(self) -> Tensor:
+        """The sums since the last call, on the CPU, and begin anew."""
+        taken = self.sums.to("cpu", copy=True)
+        self.sums.zero_()
+        return taken
+
+    def evaluate(self, split: str) -> float:
+        """The metric on a split, in evaluation mode."""
+        self.model.eval()
+        with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
+            score = self.task.evaluate(self.model, split)
+        self.model.train()
+        return score if math.isfinite(score) else math.inf

@@ -1,0 +1,184 @@
+"""CIFAR-10 and CIFAR-100: pictures that live on the device, and are augmented there."""
+
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from madam_lab.data import DataError
+from madam_lab.models.resnet import ResNet18
+from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent, generator
+
+SIDE = 32
+_EVALUATION_BATCH = 2000
+
+
+class ArraysOnly(pickle.Unpickler):
+    """Reads the pickles that CIFAR comes in: containers, numbers, bytes and NumPy arrays, and nothing that can act."""
+
+    _ALLOWED = frozenset(
+        (module, name)
+        for core in ("numpy.core", "numpy._core")
+        for module, name in ((f"{core}.multiarray", "_reconstruct"), (f"{core}.numeric", "_frombuffer"))
+    ) | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a pickle may name."""
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are read")
+        # NumPy 2 renamed its core; either name may be written, and one is there.
+        for there in (module, module.replace("numpy.core", "numpy._core"), module.replace("numpy._core", "numpy.core")):
+            try:
+                return super().find_class(there, name)
+            except (ImportError, AttributeError):
+                continue
+        raise pickle.UnpicklingError(f"{module}.{name} is not there")
+
+
+def read_batch(path: Path, label: bytes, dataset: str) -> tuple[Tensor, Tensor]:
+    """Pictures (n x 32 x 32 x 3, bytes) and labels of one file of the official distribution."""
+    try:
+        entries = ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        pixels, labels = entries[b"data"], entries[label]
+        images = torch.from_numpy(pixels).view(-1, 3, SIDE, SIDE).permute(0, 2, 3, 1).contiguous()
+        targets = torch.tensor(labels, dtype=torch.int64)
+        if images.dtype != torch.uint8 or len(images) != len(targets):
+            raise ValueError(f"{len(images)} pictures of {images.dtype} and {len(targets)} labels")
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing", dataset) from None
+    except Exception as error:
+        raise DataError(f"{path} cannot be read ({error})", dataset) from error
+    return images, targets
+
+
+class Cifar(Task):
+    """Pictures, ResNet-18, random crops and flips (and rotations, where the paper has them), test error in per cent."""
+
+    metric = "test error %"
+    folder: ClassVar[str]
+    files: ClassVar[tuple[list[str], list[str]]]
+    label: ClassVar[bytes]
+    classes: ClassVar[int]
+    mean: ClassVar[tuple[float, float, float]]
+    std: ClassVar[tuple[float, float, float]]
+    rotation: ClassVar[float] = 0.0  # degrees, either way
+
+    def __init__(
+        self,
+        root: Path | None,
+        device: torch.device,
+        *,
+        batch: int,
+        seed: int,
+        smoke: bool = False,
+        width: int = 64,
+        affine: bool = True,
+    ) -> None:
+        if root is None:
+            raise DataError("no folder with data was given", self.name)
+        self.device, self.seed, self.batch = device, seed, batch
+        self.width, self.affine = (4, affine) if smoke else (width, affine)
+        splits = []
+        for names in self.files:
+            parts = [read_batch(root / self.folder / name, self.label, self.name) for name in names]
+            images, labels = torch.cat([i for i, _ in parts]), torch.cat([t for _, t in parts])
+            keep = 3 * batch - 2 if smoke else len(images)
+            splits.append((images[:keep].to(device), labels[:keep].to(device)))
+        self.train, self.test = splits
+        self.steps = -(-len(self.train[0]) // batch)
+        self._scale = torch.tensor([1 / (255 * s) for s in self.std], device=device)
+        self._shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)], device=device)
+
+    def model(self) -> nn.Module:
+        """ResNet-18, channels_last."""
+        net: nn.Module = ResNet18(self.classes, self.width, self.affine)
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Shuffled batches, each picture cropped, flipped and turned anew. The last batch may be smaller."""
+        images, labels = self.train
+        g = generator(self.seed, number)
+        count = len(images)
+        order = torch.randperm(count, generator=g)
+        crop = torch.randint(0, 9, (count, 2), generator=g) - 4
+        flip = torch.rand(count, generator=g) < 0.5
+        angle = (torch.rand(count, generator=g) * 2 - 1) * (self.rotation * torch.pi / 180)
+        order, crop, flip, angle = (t.to(self.device) for t in (order, crop, flip, angle))
+        for first in range(start * self.batch, count, self.batch):
+            rows = order[first : first + self.batch]
+            turn = angle[first : first + self.batch] if self.rotation else None
+            picked = augmented(images[rows], crop[first : first + self.batch], flip[first : first + self.batch], turn)
+            yield self.normalised(picked), labels[rows]
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Bytes, n x 32 x 32 x 3, to floats of mean 0 and variance 1, n x 3 x 32 x 32 in channels_last."""
+        return (images * self._scale - self._shift).permute(0, 3, 1, 2)
+
+    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross entropy, in float32."""
+        x, y = batch
+        logits = forward(x).float()
+        loss = F.cross_entropy(logits, y)
+        return loss, classification_sums(logits, y, loss)
+
+    def batches(self, split: str) -> Iterator[Batch]:
+        """The test pictures as they are."""
+        images, labels = self.test
+        size = min(_EVALUATION_BATCH, len(images))
+        for first in range(0, len(images), size):
+            yield self.normalised(images[first : first + size]), labels[first : first + size]
+
+    def score(self, sums: Tensor) -> float:
+        """Error in per cent."""
+        return error_percent(sums)
+
+
+def augmented(images: Tensor, crop: Tensor, flip: Tensor, angle: Tensor | None) -> Tensor:
+    """Cut a window moved by ``crop`` pixels out of each picture, mirror it where ``flip``, turn it by ``angle``.
+
+    Pictures are bytes, n x 32 x 32 x 3. What comes from outside of a picture is black. Turning takes the nearest pixel.
+    """
+    side = torch.arange(SIDE, device=images.device)
+    y, x = side.view(1, SIDE, 1).expand(len(images), SIDE, SIDE), side.view(1, 1, SIDE).expand(len(images), SIDE, SIDE)
+    inside = torch.ones((), dtype=torch.bool, device=images.device)
+    if angle is not None:
+        middle = (SIDE - 1) / 2
+        sin, cos = torch.sin(angle).view(-1, 1, 1), torch.cos(angle).view(-1, 1, 1)
+        dy, dx = y - middle, x - middle
+        y = (sin * dx + cos * dy + middle).round().long()
+        x = (cos * dx - sin * dy + middle).round().long()
+        inside = (y >= 0) & (y < SIDE) & (x >= 0) & (x < SIDE)
+    x = torch.where(flip.view(-1, 1, 1), SIDE - 1 - x, x) + crop[:, 1].view(-1, 1, 1)
+    y = y + crop[:, 0].view(-1, 1, 1)
+    inside = inside & (y >= 0) & (y < SIDE) & (x >= 0) & (x < SIDE)
+    picture = torch.arange(len(images), device=images.device).view(-1, 1, 1)
+    picked = images[picture, y.clamp(0, SIDE - 1), x.clamp(0, SIDE - 1)]
+    return picked * inside.unsqueeze(-1)
+
+
+class Cifar10(Cifar):
+    """50,000 training and 10,000 test pictures of ten classes (Krizhevsky 2009)."""
+
+    name = "cifar10"
+    folder = "cifar-10-batches-py"
+    files = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
+    label = b"labels"
+    classes = 10
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+class Cifar100(Cifar):
+    """As many pictures of a hundred classes, also turned by up to 15 degrees."""
+
+    name = "cifar100"
+    folder = "cifar-100-python"
+    files = (["train"], ["test"])
+    label = b"fine_labels"
+    classes = 100
+    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    rotation = 15.0

@@ -1,0 +1,268 @@
+"""One run of one recipe: a loop that can stop at any step and go on later as if it had not."""
+
+import copy
+import io
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from madam_lab import records
+from madam_lab.progress import Progress
+from madam_lab.recipes import Recipe
+from madam_lab.stepping import Stepper, build_optimiser
+from madam_lab.tasks import TASKS
+from torchmadam import LadderTensor, to_ladder_
+
+_HISTOGRAM_BINS = 64
+_EVALUATIONS = 60  # about so many points on the test curve of a long run
+
+
+class Stopped(Exception):  # noqa: N818 (not an error: the run goes on another time)
+    """The run was asked to stop, and has saved itself."""
+
+
+@dataclass
+class Limits:
+    """When to stop, and how often to save."""
+
+    deadline: float = math.inf  # of time.monotonic()
+    save_every: float = 30.0  # seconds
+    signalled: bool = False
+
+    def reached(self) -> bool:
+        """Whether the run has to leave now."""
+        return self.signalled or time.monotonic() >= self.deadline
+
+    @contextmanager
+    def watching_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM make the run save and leave, instead of ending it at once."""
+
+        def noted(number: int, frame: FrameType | None) -> None:
+            self.signalled = True
+
+        held = {number: signal.signal(number, noted) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in held.items():
+                signal.signal(number, handler)
+
+
+class Run:
+    """A recipe with a seed, on a device. Its unfinished state lives in ``folder``, until its record is written."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        seed: int,
+        *,
+        data: Path | None = None,
+        device: torch.device | None = None,
+        folder: Path = Path("runs"),
+        results: Path = records.RESULTS,
+        overrides: dict[str, Any] | None = None,
+        compiled: bool | None = None,
+    ) -> None:
+        self.recipe, self.seed, self.results = recipe, seed, results
+        self.overrides = overrides or {}
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.checkpoint = folder / recipe.name / f"{seed}.pt"
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+            torch.backends.cudnn.deterministic = True  # so that a resumed run is the run that never stopped
+        self.task = TASKS[recipe.task](
+            data, self.device, batch=recipe.batch, seed=seed, smoke=recipe.smoke, **recipe.model
+        )
+        torch.manual_seed(seed)
+        self.model = self.task.model()
+        if recipe.ladder is not None:
+            to_ladder_(self.model, recipe.ladder, seed=seed, **recipe.conversion)
+        self.model.to(self.device)
+        self.optimiser = build_optimiser(recipe, self.model, self.device)
+        on_gpu = self.device.type == "cuda"
+        self.stepper = Stepper(recipe, self.task, self.model, self.optimiser, on_gpu if compiled is None else compiled)
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.curve: list[dict[str, Any]] = []
+        self.codes: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        torch.manual_seed(seed + 1)  # dropout, apart from the initial weights
+
+    def train(self, limits: Limits, progress: Progress) -> dict[str, Any]:
+        """Train to the end and write the record; or save and raise :class:`Stopped`."""
+        if self.checkpoint.exists():
+            self._restore()
+        else:
+            self._look_at_codes()
+        clock, saved = time.monotonic(), time.monotonic()
+        self.model.train()
+        while self.epoch < self.recipe.epochs:
+            for batch in self.task.epoch(self.epoch, self.step):
+                self.stepper.set_lr(self.recipe.lr_at(self.epoch + self.step / self.task.steps))
+                self.stepper.step(batch)
+                self.step += 1
+                now = time.monotonic()
+                if limits.reached() or now - saved > limits.save_every:
+                    self._synchronise()
+                    self.seconds += time.monotonic() - clock
+                    self._save()
+                    clock = saved = time.monotonic()
+                    if limits.reached():
+                        raise Stopped
+                progress.step(self.epoch + self.step / self.task.steps)
+            if not self._end_epoch(progress):
+                break
+        self._synchronise()
+        self.seconds += time.monotonic() - clock
+        return self._finish()
+
+    def _end_epoch(self, progress: Progress) -> bool:
+        """Note what the epoch brought; False ends the run."""
+        lr = self.recipe.lr_at(self.epoch + (self.task.steps - 1) / self.task.steps)
+        self.epoch, self.step = self.epoch + 1, 0
+        sums = self.stepper.take_sums()
+        loss = float(sums[0] / sums[2])
+        point: dict[str, Any] = {"epoch": self.epoch, "lr": lr, "loss": loss, "train": self.task.score(sums)}
+        self.curve.append(point)
+        if not math.isfinite(loss):
+            return False
+        every = max(1, self.recipe.epochs // _EVALUATIONS)
+        if self.task.selects_best:
+            point["valid"] = self.stepper.evaluate("valid")
+            if self.best is None or point["valid"] < self.best["valid"]:
+                state = copy.deepcopy(self.model.state_dict())
+                self.best = {"valid": point["valid"], "epoch": self.epoch, "model": state}
+        elif self.epoch % every == 0 or self.epoch == self.recipe.epochs:
+            point["test"] = self.stepper.evaluate("test")
+        if self.epoch in _snapshots(self.recipe.epochs):
+            self._look_at_codes()
+        progress.epoch(self.epoch, point)
+        return True
+
+    def _finish(self) -> dict[str, Any]:
+        diverged = not math.isfinite(self.curve[-1]["loss"])
+        test: float | None = None
+        if not diverged and self.best is not None:
+            self.model.load_state_dict(self.best["model"])
+            test = self.stepper.evaluate("test")
+        elif not diverged:
+            test = self.curve[-1]["test"]
+        if test is not None and not math.isfinite(test):
+            diverged, test = True, None
+        count = sum(p.numel() for p in self.model.parameters())
+        record = {
+            "schema": records.SCHEMA,
+            "recipe": self.recipe.name,
+            "settings": self.recipe.settings(),
+            "overrides": self.overrides,
+            "seed": self.seed,
+            "status": "diverged" if diverged else "finished",
+            "metric": self.task.metric,
+            "test": test,
+            "train": self.curve[-1]["train"],
+            "curve": self.curve,
+            "weights": count,
+            "bytes": {
+                "weights": held_bytes(self.model),
+                "optimiser": state_bytes(self.optimiser),
+                "float32": 4 * count,
+            },
+            "codes": self.codes or None,
+            "seconds": round(self.seconds, 2),
+            "started": self.started,
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU",
+            **records.provenance(),
+        }
+        records.write(record, self.results)
+        self.checkpoint.unlink(missing_ok=True)
+        return record
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # ---- stopping and going on
+
+    def _save(self) -> None:
+        state = {
+            "settings": self.recipe.settings(),
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "sums": self.stepper.sums,
+            **{name: getattr(self, name) for name in ("epoch", "step", "seconds", "started", "curve", "codes", "best")},
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        records.replace_file(self.checkpoint, buffer.getvalue())
+
+    def _restore(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        if state["settings"] != self.recipe.settings():
+            raise RuntimeError(
+                f"{self.checkpoint} was begun with other settings than {self.recipe.name} has now; remove it"
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        torch.set_rng_state(state["random"].cpu())
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
+        self.stepper.sums.copy_(state["sums"])
+        for name in ("epoch", "step", "seconds", "started", "curve", "codes", "best"):
+            setattr(self, name, state[name])
+
+    # ---- what the report shows of the codes
+
+    @torch.no_grad()
+    def _look_at_codes(self) -> None:
+        """Where the codes of all coded weights are on the ladder, and how many sit at its ends."""
+        coded = [p for p in self.model.parameters() if isinstance(p, LadderTensor) and float(p.limit) > 0]
+        if not coded:
+            return
+        ladder = coded[0].coding.format
+        counts = torch.zeros(_HISTOGRAM_BINS, dtype=torch.int64)
+        upper = lower = total = 0
+        for p in coded:
+            codes = p.codes()
+            k = codes if ladder.is_signed else ladder.split(codes)[0]
+            counts += torch.bincount(
+                (k.flatten().long() * _HISTOGRAM_BINS) // ladder.levels, minlength=_HISTOGRAM_BINS
+            ).cpu()
+            upper += int(ladder.at_upper_end(codes).sum())
+            lower += int(ladder.at_lower_end(codes).sum())
+            total += codes.numel()
+        share = [round(c / total, 6) for c in counts.tolist()]
+        self.codes.append({"epoch": self.epoch, "histogram": share, "upper": upper / total, "lower": lower / total})
+
+
+def _snapshots(epochs: int) -> set[int]:
+    """The epochs after which the codes are looked at: the first, a few between, the last."""
+    return {1, epochs // 10, epochs // 3, 2 * epochs // 3, epochs} - {0}
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters as they are held: planes and limits of coded ones, elements of the others."""
+    return sum(
+        sum(t.numel() for t in p.planes) + p.limit.element_size()
+        if isinstance(p, LadderTensor)
+        else p.numel() * p.element_size()
+        for p in model.parameters()
+    )
+
+
+def state_bytes(optimiser: torch.optim.Optimizer) -> int:
+    """Bytes of an optimiser's state tensors."""
+    tensors = [t for state in optimiser.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,111 @@
+"""Recipes: the paper's facts, and that every one of them runs."""
+
+import warnings
+
+import pytest
+
+from madam_lab import queue, recipes, records
+from madam_lab.recipes import PAPER
+from torchmadam import LadderFormat
+
+TASKS = ("cifar10", "cifar100", "wikitext2")
+KINDS = ("sgd", "adam", "madam", "madam_12bit", "madam_10bit", "madam_8bit")
+
+
+def test_there_is_a_recipe_for_every_cell_and_every_point_of_the_papers_figures():
+    names = set(recipes.names())
+    cells = {f"{task}_{kind}" for task in TASKS for kind in KINDS}
+    points = {
+        f"{task}_lr_{kind}_{lr:g}" for task in TASKS for kind in KINDS[:3] for lr in (1, 0.1, 0.01, 0.001, 0.0001)
+    }
+    bounds = {"cifar10_bound_1", "cifar10_bound_2", "cifar10_madam", "cifar10_bound_5"}
+    assert cells | points | bounds <= names
+    assert all(recipes.get(name).paper == PAPER[name] for name in cells | points)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "bound", "ladder"),
+    [
+        ("cifar10_madam", [0.01, 0.001, 0.0001], 3, None),
+        ("cifar100_madam", [0.01, 0.001, 0.0001], 1, None),
+        ("cifar10_madam_12bit", [0.016, 0.004, 0.001], 3, LadderFormat.paper(12, 0.001)),
+        ("cifar10_madam_10bit", [0.016, 0.004, 0.004], 3, LadderFormat.paper(10, 0.004)),
+        ("cifar10_madam_8bit", [0.016, 0.016, 0.016], 3, LadderFormat.paper(8, 0.016)),
+        ("cifar100_madam_8bit", [0.016, 0.016, 0.016], 1, LadderFormat.paper(8, 0.016)),
+        ("cifar10_sgd", [0.1, 0.01, 0.001], None, None),
+        ("cifar100_adam", [0.001, 0.0001, 0.00001], None, None),
+    ],
+)
+def test_classifiers_state_the_papers_schedule_bound_and_spacing(name, schedule, bound, ladder):
+    recipe = recipes.get(name)
+    assert (recipe.epochs, recipe.batch) == (300, 1024)
+    assert [recipe.lr_at(e) for e in (0, 99.9, 100, 199.9, 200, 299.9)] == pytest.approx(
+        [v for v in schedule for _ in "ab"]
+    )
+    assert recipe.arguments.get("bound") == bound
+    assert recipe.ladder == ladder
+    if ladder:
+        assert recipe.conversion == {"init": "uniform", "bound": bound}
+    assert recipe.model.get("affine", True) == (recipe.optimiser != "madam")
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "spacing"),
+    [
+        ("wikitext2_sgd", [1.0, 0.1], None),
+        ("wikitext2_adam", [0.0001, 0.00001], None),
+        ("wikitext2_madam", [0.01, 0.001], None),
+        ("wikitext2_madam_12bit", [0.01, 0.005], 0.001),
+        ("wikitext2_madam_10bit", [0.01, 0.005], 0.005),
+        ("wikitext2_madam_8bit", [0.01, 0.01], 0.01),
+    ],
+)
+def test_language_models_state_the_papers_schedule_and_spacing(name, schedule, spacing):
+    recipe = recipes.get(name)
+    assert (recipe.epochs, recipe.batch) == (20, 20)
+    assert [recipe.lr_at(e) for e in (0, 10)] == pytest.approx(schedule)
+    assert (recipe.ladder.spacing if recipe.ladder else None) == spacing
+    assert recipe.clip == (0.25 if name == "wikitext2_sgd" else None)
+    if recipe.optimiser == "madam":
+        assert recipe.arguments["bound"] == 2
+
+
+def test_schedules_that_fall_to_zero():
+    recipe = recipes.get("cifar10_adam").overridden({"schedule": "cosine", "lr": 0.002})
+    assert [recipe.lr_at(e) for e in (0, 150, 300)] == pytest.approx([0.002, 0.001, 0.0])
+    recipe = recipes.get("cifar10_adam").overridden({"schedule": "linear", "lr": 0.002})
+    assert recipe.lr_at(75) == pytest.approx(0.0015)
+    with pytest.raises(ValueError, match="needs lr="):
+        recipes.get("cifar10_adam").overridden({"schedule": "cosine"}).lr_at(0)
+
+
+def test_overrides_change_fields_and_the_name():
+    base = recipes.get("cifar10_madam")
+    changed = base.overridden({"arguments.bound": 2.0, "epochs": 10})
+    assert changed.arguments == {"bound": 2.0, "max_step": 10.0}
+    assert changed.name == "cifar10_madam+arguments.bound=2.0,epochs=10"
+    assert base.arguments["bound"] == 3.0
+    with pytest.raises(ValueError, match="a recipe has no field 'epoch'"):
+        base.overridden({"epoch": 1})
+
+
+def test_names_match_patterns_and_a_typo_gets_a_hint():
+    assert recipes.names(["cifar10_madam_*bit"]) == [f"cifar10_madam_{b}bit" for b in (12, 10, 8)]
+    with pytest.raises(KeyError, match=r"did you mean.*cifar10_madam"):
+        recipes.get("cifar10_madm")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_the_smoke_variant_of_every_recipe_runs(name, tiny, tmp_path):
+    recipe = recipes.get(name).as_smoke()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zero biases that stay, rates below a spacing: the paper's own choices
+        outcome = queue.work([recipe], [0], data=tiny, results=tmp_path, folder=tmp_path / "runs", quiet=True)
+    assert outcome.done == [f"{name} seed 0"]
+    record = records.read(tmp_path / name / "0.json")
+    assert record["status"] == "finished" or "_lr_" in name
+    assert record["settings"]["smoke"]
+    assert len(record["curve"]) == 2 or record["status"] == "diverged"
+    assert (record["codes"] is not None) == (recipe.ladder is not None)
+    if recipe.ladder is not None:
+        assert record["bytes"]["weights"] < record["bytes"]["float32"]

@@ -1,0 +1,244 @@
+"""Tables and pictures, from a fixed set of records."""
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from madam_lab import recipes, records, report
+from madam_lab.report import figures, tables
+from madam_lab.report.chart import Series, bars, line_chart
+from madam_lab.report.numbers import Results, problems
+
+SVG = "{http://www.w3.org/2000/svg}"
+GOLDEN = Path(__file__).parent / "golden_tables.md"
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+
+
+def made(name, seed=0, test=5.0, train=1.0, **changes):
+    """A record as the trainer would write it, with these numbers."""
+    recipe = recipes.get(name)
+    axis = "valid" if recipe.task == "wikitext2" else "test"
+    curve = [
+        {"epoch": e, "lr": 0.01, "loss": 1.0, "train": train, axis: (test or 50.0) + (10 - e)} for e in range(1, 11)
+    ]
+    codes = None
+    if recipe.ladder is not None:
+        codes = [{"epoch": e, "histogram": [1 / 64] * 64, "upper": 0.1, "lower": 0.02} for e in (0, 5, 10)]
+    record = {
+        "schema": 1, "recipe": name, "settings": recipe.settings(), "overrides": {}, "seed": seed, "status": "finished",
+        "metric": "test error %", "test": test, "train": train, "curve": curve, "weights": 1000,
+        "bytes": {"weights": 1625 if recipe.ladder else 4000, "optimiser": 4000, "float32": 4000}, "codes": codes,
+        "seconds": 10.0, "started": "2026-01-01T00:00:00+00:00", "commit": "0" * 40, "dirty": False, "source": "0" * 16,
+        "versions": {}, "device": "CPU",
+    }  # fmt: skip
+    return {**record, **changes}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A few cells of the tables, in every state a cell can be in."""
+    results = tmp_path / "results"
+    for record in (
+        made("cifar10_sgd", 0, 8.0, 0.01),
+        made("cifar10_sgd", 1, 8.4, 0.01),
+        made("cifar10_sgd", 2, 8.8, 0.03),
+        made("cifar10_adam", 0, 6.66, 0.0),
+        made("cifar10_madam", 0, 7.777, 0.02, dirty=True),
+        made("cifar10_madam_12bit", 0, 7.1),
+        made("cifar10_bound_1", 0, 9.0),
+        made("wikitext2_madam", 0, 171.26, 120.0),
+        made("wikitext2_sgd", 0, None, None, status="diverged"),
+        *(made(f"digits_lr_madam_{lr:g}", 0, e) for lr, e in ((1.0, 40.0), (0.1, 3.0), (0.01, 2.0), (0.001, 4.0))),
+        *(made(f"digits_lr_sgd_{lr:g}", 0, e) for lr, e in ((1.0, 3.0), (0.1, 1.5), (0.01, 6.0))),
+        made("digits_lr_adam_1", 0, None, status="diverged"),
+        made("digits_lr_adam_0.001", 0, 2.5),
+        made("digits_lr_madam_12bit_0.01", 0, 2.5),
+        made("digits_lr_madam_signed8_0.01", 0, 2.5),
+    ):
+        records.write(record, results)
+    return results
+
+
+def test_tables_are_the_golden_ones(folder):
+    found = Results(folder)
+    text = "\n".join(f"## {name}\n\n{make(found).markdown()}" for name, make in tables.TABLES.items())
+    if os.environ.get("REWRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_cells_say_how_many_seeds_what_is_missing_and_what_was_dirty(folder):
+    found = Results(folder)
+    assert found.ours("cifar10_sgd") == "8.40 ±0.40 (3 seeds)"
+    assert found.ours("cifar10_adam") == "6.66 (1 seed)"
+    assert found.ours("cifar10_madam") == "7.78* (1 seed)"
+    assert found.ours("wikitext2_madam") == "171.3 (1 seed)"
+    assert found.ours("wikitext2_sgd") == "diverged (1 of 1)"
+    assert found.ours("cifar100_sgd") == "missing"
+
+
+def test_marked_tables_of_a_markdown_file_are_filled_in_and_nothing_else(folder, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(
+        "before\n<!-- table: bits -->\nold\n<!-- end -->\nbetween\n<!-- table: main -->\n<!-- end -->\nafter\n"
+    )
+    for _ in range(2):
+        tables.fill_in(path, Results(folder))
+    text = path.read_text()
+    assert text.startswith("before\n<!-- table: bits -->\n| ")
+    assert "old" not in text
+    assert "7 ±0.1 / 7.10 (1 seed)" in text
+    assert text.count("| CIFAR-10, ResNet-18 |") == 2
+    assert text.endswith("<!-- end -->\nafter\n")
+
+
+def test_verify_finds_what_is_wrong(folder):
+    assert problems(folder) == ([], 20)
+    path = folder / "cifar10_adam" / "0.json"
+    good = json.loads(path.read_text())
+    for change, says in (
+        (lambda r: r["settings"].update(batch=7), "the recipe has changed since, in batch"),
+        (lambda r: r.update(test="x"), "test is 'x'"),
+    ):
+        bad = copy.deepcopy(good)
+        change(bad)
+        path.write_text(json.dumps(bad))
+        found, count = problems(folder)
+        assert count == 20
+        assert len(found) == 1
+        assert says in found[0]
+    path.write_text("{")
+    assert "cannot be read" in problems(folder)[0][0]
+
+
+# ---- charts
+
+
+def tips(svg):
+    return [t.text for t in ET.fromstring(svg).iter(f"{SVG}title")]
+
+
+def test_a_chart_is_well_formed_and_shows_every_finite_point_on_hover():
+    svg = line_chart(
+        [
+            Series("Madam", [(0.01, 1.0), (0.1, float("inf")), (1.0, 0.25)], frozenset({0})),
+            Series("<new & odd>", [(0.01, 0.5)]),
+        ],
+        title="a < b",
+        x_label="lr",
+        y_label="error",
+        x_log=True,
+    )
+    assert tips(svg) == ["Madam: 0.01, 1", "Madam: 1, 0.25", "<new & odd>: 0.01, 0.5"]
+    assert len(ET.fromstring(svg).findall(f".//{SVG}path[@class='cross']")) == 1
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(1.0, 1.0)], [(0.0, 0.0)], [(1.0, 5.0), (2.0, 5.0)], [(1, 1e-9), (2, 3e7)], [(float("nan"), 1.0)]]
+)
+@pytest.mark.parametrize("log", [False, True])
+def test_charts_of_degenerate_data_still_draw(points, log):
+    svg = line_chart([Series("a", points)], title="t", x_label="x", y_label="y", x_log=log, y_log=log)
+    ET.fromstring(svg)
+    assert "nan" not in svg
+
+
+def test_bars_stack_their_parts():
+    svg = bars([("Adam", [("weights", 4.0), ("optimiser state", 8.0)])], title="t", note="n", unit="bytes")
+    assert tips(svg) == ["Adam, weights: 4 bytes", "Adam, optimiser state: 8 bytes"]
+
+
+def test_the_learning_rate_figure_marks_the_best_and_puts_divergence_at_zero(folder):
+    svg = figures.learning_rates(Results(folder), "digits")
+    crosses = [c[0].text for c in ET.fromstring(svg).findall(f".//{SVG}path[@class='cross']")]
+    assert crosses == [
+        "SGD: 1.5 at 0.1",
+        "Adam: 2.5 at 0.001",
+        "Madam: 2 at 0.01",
+        "12-bit Madam: 2.5 at 0.01",
+        "signed 8-bit Madam: 2.5 at 0.01",
+    ]
+    assert "Adam: diverged at 1" in tips(svg)
+    assert figures.learning_rates(Results(folder), "cifar100") is None
+
+
+def test_the_number_systems_figure_draws_every_bit_and_every_rung():
+    root = ET.fromstring(figures.number_systems())
+    assert len(root.findall(f".//{SVG}rect[@class='bit']")) == 16 + 13 + 9 + 8 + 5
+    marks = {p[0].text: p.get("d").count("M") for p in root.findall(f".//{SVG}path[@class='rung']")}
+    assert marks["8-bit ladder: 256 weights"] == 256
+    assert marks["synapse: 26 weights"] == 26
+
+
+# ---- the page
+
+
+def test_the_page_is_self_contained_and_holds_every_part(folder, tmp_path):
+    target = tmp_path / "out" / "report.html"
+    assert report.write(folder, target, [tmp_path / "nothing.md"]) == [target]
+    html = target.read_text()
+    for title in ("Which learning rate? Digits", "Convergence and weight clipping", "B-bit Madam", "Complete results",
+                  "Number systems", "Bytes a weight", "Where the codes live: cifar10_madam_12bit"):  # fmt: skip
+        assert title in html, title
+    addresses = set(re.findall(r"""(?:https?:)?//[^\s"'<>)]+""", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not an address that is fetched
+    assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(", html)
+    assert "prefers-color-scheme:dark" in html
+    assert 'name="viewport"' in html
+
+
+def test_a_page_without_records_of_the_paper_leaves_its_empty_tables_out(tmp_path):
+    records.write(made("digits_lr_madam_0.01", 0, 2.0), tmp_path / "r")
+    report.write(tmp_path / "r", tmp_path / "page.html", [])
+    html = (tmp_path / "page.html").read_text()
+    assert "B-bit Madam" not in html
+    assert "Which learning rate? Digits" in html
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_draws_every_chart_and_asks_for_nothing(folder, tmp_path):
+    page = tmp_path / "report.html"
+    report.write(folder, page, [])
+    html = page.read_text()
+    count = html.count("<svg")
+    assert count >= 6
+    # The probe is the test's, not the page's: it measures what was drawn and writes it where --dump-dom shows it.
+    probe = """<script>addEventListener('load',()=>{const s=[...document.querySelectorAll('svg')];
+    const drawn=s.filter(x=>x.getBoundingClientRect().width>200&&[...x.querySelectorAll('polyline,rect.bar,path.rung')]
+    .some(y=>{const b=y.getBBox();return b.width+b.height>10}));
+    document.body.dataset.drawn=drawn.length+' of '+s.length;
+    document.body.dataset.wide=document.documentElement.scrollWidth>innerWidth;
+    document.body.dataset.asked=performance.getEntriesByType('resource').map(r=>r.name).join(' ')})</script>"""
+    probed = tmp_path / "probed.html"
+    probed.write_text(html.replace("</body>", probe + "</body>"))
+    shot = tmp_path / "report.png"
+    flags = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+             f"--user-data-dir={tmp_path / 'profile'}"]  # fmt: skip
+    for size in ("1200,1600", "400,900"):
+        dom = subprocess.run(
+            [*flags, f"--window-size={size}", "--dump-dom", probed.as_uri()],
+            capture_output=True, text=True, timeout=120, check=True,
+        ).stdout  # fmt: skip
+        assert f'data-drawn="{count} of {count}"' in dom
+        assert 'data-wide="false"' in dom  # on a phone, too, nothing sticks out
+        assert 'data-asked=""' in dom  # the page loaded nothing
+    subprocess.run(
+        [*flags, "--window-size=1200,3200", f"--screenshot={shot}", page.as_uri()],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    assert shot.stat().st_size > 50_000
+    keep = os.environ.get("KEEP_SCREENSHOTS")
+    if keep:
+        shutil.copy(shot, keep)

@@ -1,0 +1,272 @@
+"""Runs that stop and go on, end badly, and leave records that can be trusted."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from madam_lab import queue, recipes, records
+from madam_lab.progress import Progress
+from madam_lab.trainer import Limits, Run, Stopped
+
+KEPT = ("test", "train", "curve", "codes", "status", "weights", "bytes", "settings", "source")
+
+
+def small(name="digits_madam_signed8", **changes):
+    """A real recipe, short."""
+    return replace(recipes.get(name), epochs=4, batch=128, **changes)
+
+
+def run_whole(recipe, folder, seed=0, **arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcome = queue.work([recipe], [seed], results=folder, folder=folder / "runs", quiet=True, **arguments)
+    return outcome, records.path_of(recipe.name, seed, folder)
+
+
+def same(a, b):
+    return {k: a[k] for k in KEPT} == {k: b[k] for k in KEPT}
+
+
+class StopAfter(Limits):
+    """Asks a run to stop after so many steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def reached(self):
+        self.steps -= 1
+        return self.steps < 0
+
+
+@pytest.mark.parametrize("name", ["digits_madam_signed8", "digits_adam", "wikitext2_madam_12bit", "cifar10_sgd"])
+def test_a_run_stopped_again_and_again_ends_bit_for_bit_as_one_that_never_was(name, tiny, tmp_path):
+    recipe = small(name) if name.startswith("digits") else replace(recipes.get(name).as_smoke(), epochs=4)
+    _, path = run_whole(recipe, tmp_path / "whole", data=tiny)
+    whole = records.read(path)
+    stops = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while True:
+            run = Run(
+                recipe, 0, data=tiny, folder=tmp_path / "runs", results=tmp_path / "parts", device=torch.device("cpu")
+            )
+            try:
+                run.train(StopAfter(7), Progress("", 1, quiet=True))
+                break
+            except Stopped:
+                stops += 1
+    assert stops >= 1
+    assert same(whole, records.read(tmp_path / "parts" / recipe.name / "0.json"))
+    assert not run.checkpoint.exists()
+
+
+def command(*arguments, **options):
+    return subprocess.Popen([sys.executable, "-m", "madam_lab", *map(str, arguments)], **options)
+
+
+def digits_command(folder):
+    where = ("--results", folder / "results", "--runs", folder / "runs")
+    how = ("--save-every", "0.2s", "--device", "cpu", "--quiet")
+    return ("run", "digits_madam_12bit", "--set", "epochs=8", *where, *how)
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert command(*digits_command(folder)).wait() == 0
+    return records.read(folder / "results" / "digits_madam_12bit+epochs=8" / "0.json")
+
+
+@pytest.mark.parametrize("moment", ["in an epoch", "in a save"])
+def test_kill_9_loses_nothing_but_time(moment, uninterrupted, tmp_path):
+    checkpoint = tmp_path / "runs" / "digits_madam_12bit+epochs=8" / "0.pt"
+    for _ in range(2):
+        process = command(*digits_command(tmp_path))
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        wait_for(lambda before=before: checkpoint.exists() and checkpoint.stat().st_mtime_ns > before)
+        if moment == "in a save":
+            wait_for(lambda: any(checkpoint.parent.glob(".*.part")) or process.poll() is not None)
+        process.kill()
+        process.wait()
+        if process.returncode == 0:
+            break
+    assert command(*digits_command(tmp_path)).wait() == 0
+    assert same(uninterrupted, records.read(tmp_path / "results" / "digits_madam_12bit+epochs=8" / "0.json"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_before_leaving(number, uninterrupted, tmp_path):
+    checkpoint = tmp_path / "runs" / "digits_madam_12bit+epochs=8" / "0.pt"
+    process = command(*digits_command(tmp_path), stdout=subprocess.PIPE, text=True)
+    wait_for(checkpoint.exists)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "1 left" in said
+    assert "the same command goes on" in said
+    assert not list((tmp_path / "results").glob("*/*.json"))
+    assert command(*digits_command(tmp_path)).wait() == 0
+    assert same(uninterrupted, records.read(tmp_path / "results" / "digits_madam_12bit+epochs=8" / "0.json"))
+
+
+def test_a_queue_stops_in_time_goes_on_and_never_repeats_a_record(tmp_path):
+    three = [small("digits_sgd"), small("digits_adam"), small("digits_madam")]
+    arguments = {"results": tmp_path / "r", "folder": tmp_path / "runs", "quiet": True, "say": lambda line: None}
+    outcome = queue.work(three, [0, 1], budget=0.0, **arguments)
+    assert len(outcome.left) == 6
+    assert outcome.left[0] == "digits_sgd seed 0"
+    outcome = queue.work(three, [0], **arguments)
+    assert len(outcome.done) == 3
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "r").glob("*/*.json")}
+    outcome = queue.work(three, [0, 1], **arguments)
+    assert outcome.skipped == ["digits_sgd seed 0", "digits_adam seed 0", "digits_madam seed 0"]
+    assert len(outcome.done) == 3
+    assert all(p.stat().st_mtime_ns == t for p, t in stamps.items())
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    results = []
+    for folder, seed in (("a", 0), ("b", 0), ("c", 1)):
+        _, path = run_whole(small(), tmp_path / folder, seed)
+        results.append(records.read(path))
+    assert same(results[0], results[1])
+    assert results[0]["curve"] != results[2]["curve"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_a_record_that_says_so(tmp_path):
+    recipe = small("digits_sgd", schedule=((0, 1e30),))
+    _, path = run_whole(recipe, tmp_path)
+    record = records.read(path)
+    assert record["status"] == "diverged"
+    assert record["test"] is None
+    assert len(record["curve"]) < 4
+    assert record["curve"][-1]["loss"] is None
+
+
+def test_the_best_validation_epoch_is_the_one_that_is_tested(tiny, tmp_path):
+    recipe = replace(recipes.get("wikitext2_lr_adam_0.1").as_smoke(), epochs=5)
+    run = Run(recipe, 0, data=tiny, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
+    record = run.train(Limits(), Progress("", 1, quiet=True))
+    valid = [p["valid"] for p in record["curve"]]
+    assert run.best["valid"] == min(valid)
+    assert run.best["epoch"] == 1 + valid.index(min(valid))
+    run.model.load_state_dict(run.best["model"])
+    assert record["test"] == pytest.approx(run.stepper.evaluate("test"))
+
+
+def test_gradient_clipping_limits_the_norm(tiny, tmp_path):
+    recipe = recipes.get("wikitext2_sgd").as_smoke()
+    run = Run(recipe, 0, data=tiny, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
+    before = [p.detach().clone() for p in run.model.parameters()]
+    run.stepper.step(next(run.task.epoch(0)))
+    moved = math.sqrt(
+        sum((a - b.detach()).square().sum().item() for a, b in zip(before, run.model.parameters(), strict=True))
+    )
+    assert moved == pytest.approx(0.25, rel=1e-3)  # lr = 1
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = Run(small(), 0, folder=tmp_path, results=tmp_path, device=torch.device("cpu"))
+        with pytest.raises(Stopped):
+            run.train(StopAfter(3), Progress("", 1, quiet=True))
+        other = Run(replace(small(), batch=64), 0, folder=tmp_path, results=tmp_path, device=torch.device("cpu"))
+        with pytest.raises(RuntimeError, match="begun with other settings"):
+            other.train(Limits(), Progress("", 1, quiet=True))
+
+
+def test_codes_are_looked_at_before_during_and_after_training(tmp_path):
+    _, path = run_whole(small(), tmp_path)
+    codes = records.read(path)["codes"]
+    assert [c["epoch"] for c in codes] == [0, 1, 2, 4]
+    assert all(sum(c["histogram"]) == pytest.approx(1.0, abs=1e-3) for c in codes)
+
+
+# ---- records
+
+
+@pytest.fixture
+def record(tmp_path):
+    _, path = run_whole(small(), tmp_path / "made")
+    return records.read(path)
+
+
+def test_a_record_has_everything_needed_to_trust_it(record):
+    assert len(record["commit"]) == 40
+    assert isinstance(record["dirty"], bool)
+    assert record["versions"]["torch"] == str(torch.__version__)
+    assert record["device"] == "CPU"
+    assert record["seconds"] > 0
+    assert record["weights"] == 26_122
+    assert record["bytes"]["float32"] == 4 * 26_122
+    assert record["bytes"]["weights"] == pytest.approx(26_122, rel=0.01)  # signed 8-bit: a byte a weight
+    assert record["source"] == records.source_hash(Path(records.__file__).parents[1])
+
+
+def test_a_record_is_written_once(record, tmp_path):
+    records.write(record, tmp_path)
+    with pytest.raises(FileExistsError, match="written once"):
+        records.write(record, tmp_path)
+    assert os.listdir(tmp_path / record["recipe"]) == ["0.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r.pop("commit"), "missing"),
+        (lambda r: r.update(note="better than it looks"), "unknown"),
+        (lambda r: r.update(test="2.5"), "test is '2.5'"),
+        (lambda r: r.update(test=None), "has a result"),
+        (lambda r: r.update(seed=True), "seed is True"),
+        (lambda r: r.update(schema=2), "its schema is 2"),
+        (lambda r: r.update(status="great"), "finished or diverged"),
+        (lambda r: r["curve"].append({"epoch": 1}), "no point of a curve"),
+        (lambda r: r.update(weights=0), "positive"),
+    ],
+)
+def test_a_record_that_is_not_whole_is_refused(record, change, says, tmp_path):
+    change(record)
+    with pytest.raises(records.RecordError, match=says):
+        records.write(record, tmp_path)
+    path = tmp_path / "digits_madam_signed8" / "0.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(record))
+    with pytest.raises(records.RecordError, match=says):
+        records.read(path)
+
+
+def test_a_moved_record_is_noticed(record, tmp_path):
+    path = records.write(record, tmp_path)
+    other = tmp_path / "cifar10_madam" / "0.json"
+    other.parent.mkdir()
+    path.rename(other)
+    with pytest.raises(records.RecordError, match="it was moved"):
+        records.read(other)
+
+
+def test_without_a_repository_the_commit_comes_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("MADAM_COMMIT", raising=False)
+    assert records._commit(tmp_path) == ("unknown", True)
+    monkeypatch.setenv("MADAM_COMMIT", "abc123")
+    assert records._commit(tmp_path) == ("abc123", False)
+    monkeypatch.setenv("MADAM_COMMIT", "abc123-dirty")
+    assert records._commit(tmp_path) == ("abc123", True)
