@@ -33,6 +33,17 @@ def test_bits_follow_their_definition_in_unsigned_integers(step, index):
     assert np.array_equal(ours.numpy().ravel(), bits_in_numpy(37 * 53, key, step))
 
 
+def test_bits_of_a_tensor_go_by_its_elements_positions_in_memory():
+    key, shape = noise.stream(5, 1), (4, 6, 5, 3)
+    flat = noise.random_bits(torch.Size([360]), key, STEP)
+    assert torch.equal(noise.random_bits_like(torch.empty(shape), key, STEP).flatten(), flat)
+    last = torch.empty(shape, memory_format=torch.channels_last)
+    assert torch.equal(noise.random_bits_like(last, key, STEP).permute(0, 2, 3, 1).flatten(), flat)
+    gaps = torch.empty(4, 6, 5, 3, 2)[..., 0]
+    assert torch.equal(noise.random_bits_like(gaps, key, STEP).flatten(), flat)
+    assert noise.random_bits_like(torch.empty(()), key, STEP).shape == ()
+
+
 def test_every_bit_is_fair_and_independent_of_its_neighbours_in_place_and_time():
     n = 1 << 18
     tolerance = 5 / math.sqrt(n)

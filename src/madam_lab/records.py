@@ -6,10 +6,11 @@ import math
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torchmadam.files import write_atomically
 
 SCHEMA = 1
 RESULTS = Path("results")
@@ -55,7 +56,7 @@ def write(record: dict[str, Any], results: Path = RESULTS) -> Path:
     if path.exists():
         raise FileExistsError(f"{path} is there already, and records are written once; remove it to run again")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(_writable(record), indent=1, sort_keys=True) + "\n").encode())
+    write_atomically(path, [(json.dumps(_writable(record), indent=1, sort_keys=True) + "\n").encode()])
     return path
 
 
@@ -142,20 +143,6 @@ def _commit(here: Path) -> tuple[str, bool]:
     except (OSError, subprocess.CalledProcessError):
         given = os.environ.get("MADAM_COMMIT", "")
         return given.removesuffix("-dirty") or "unknown", given.endswith("-dirty") or not given
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, sync it and rename it: a crash leaves the old one or the new one, whole."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _writable(value: Any) -> Any:

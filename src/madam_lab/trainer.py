@@ -22,6 +22,7 @@ from madam_lab.recipes import Recipe
 from madam_lab.stepping import Stepper, build_optimiser
 from madam_lab.tasks import TASKS
 from torchmadam import LadderTensor, to_ladder_
+from torchmadam.files import write_atomically
 
 _HISTOGRAM_BINS = 64
 _EVALUATIONS = 60  # about so many points on the test curve of a long run
@@ -206,7 +207,7 @@ class Run:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        records.replace_file(self.checkpoint, buffer.getvalue())
+        write_atomically(self.checkpoint, [buffer.getbuffer()])
 
     def _restore(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)

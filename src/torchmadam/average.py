@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from torchmadam.ladder.convert import replace_parameters
+from torchmadam.ladder.convert import replace_tensors
 from torchmadam.ladder.tensor import LadderTensor
 
 
@@ -43,11 +43,11 @@ class Average:
         means = {
             name: nn.Parameter(self._means[name].to(p.dtype), requires_grad=False) for name, p in own.items()
         }  # fmt: skip
-        replace_parameters(self._model, {own[name]: means[name] for name in own})
+        replace_tensors(self._model, {own[name]: means[name] for name in own})
         try:
             yield self._model
         finally:
-            replace_parameters(self._model, {means[name]: own[name] for name in own})
+            replace_tensors(self._model, {means[name]: own[name] for name in own})
 
     def state_dict(self) -> dict[str, object]:
         """The mean and how many updates it has seen, in plain tensors."""

@@ -178,6 +178,12 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element, because a group has one lr; got shape {tuple(lr.shape)}")
+    for param in group["params"]:
+        if not getattr(param, "is_whole", True):
+            raise ValueError(
+                f"{describe(getattr(param, 'label', None))} is a view of codes, and an optimiser steps whole tensors; "
+                f"pass the tensor it is a view of"
+            )
     numbers = ("lr", "beta", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
     for name in numbers:
         if not isinstance(group[name], float | int | Tensor) and not (name == "bound" and group[name] is None):

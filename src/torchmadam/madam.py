@@ -144,7 +144,7 @@ class Madam(Optimizer):
         ready = self._ready(group, coded=True)
         params = [p for _, p in ready]
         states = [self.state[p] for p in params]
-        self._watch.step([name for name, _ in ready], params, group["lr"], group["rounding"])
+        self._watch.look([name for name, _ in ready], params, group["lr"], group["rounding"])
         update.madam_coded_(
             [p.planes for p in params],
             [p.coding for p in params],
@@ -157,6 +157,7 @@ class Madam(Optimizer):
         )
         for p in params:
             torch.autograd.graph.increment_version(p)
+        torch.clear_autocast_cache()  # which may hold casts of the weights as they were
 
     @staticmethod
     def _rule(group: dict[str, Any]) -> dict[str, Any]:

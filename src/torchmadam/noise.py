@@ -2,9 +2,9 @@
 
 There is no generator and no generator state. The 32 bits that one weight sees at one step are a pure function of
 
-    (seed, the parameter's index, the step, the element's position in row-major order)
+    (seed, the parameter's index, the step, the element's position in memory)
 
-so a resumed run, another memory format, a sharded tensor and a GPU kernel all see the same bits.
+so a resumed run, a sharded tensor and a GPU kernel all see the same bits.
 """
 
 import hashlib
@@ -46,6 +46,17 @@ def random_bits(shape: torch.Size, key: int, step: Tensor) -> Tensor:
     bits = bits ^ _shift_right(bits, 15, 32) ^ high ^ _shift_right(position, 32, 64).to(torch.int32)
     bits = bits * _MIX32[1]
     return (bits ^ _shift_right(bits, 15, 32)).view(shape)
+
+
+def random_bits_like(tensor: Tensor, key: int, step: Tensor) -> Tensor:
+    """:func:`random_bits` for each element of a tensor, by its position in memory (row-major, if memory has gaps)."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    in_memory = tensor.permute(order)
+    if not in_memory.is_contiguous():
+        return random_bits(tensor.shape, key, step)
+    back = sorted(range(tensor.dim()), key=order.__getitem__)
+    return random_bits(in_memory.shape, key, step).permute(back)
 
 
 def _shift_right(x: Tensor, by: int, width: int) -> Tensor:

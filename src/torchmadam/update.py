@@ -92,7 +92,7 @@ def madam_(
         new = clamped(new, old, param.dtype, None if bound is None else limit, frozen=width is None)
         new = torch.where(moves, new, old)
         if narrow and rounding != "nearest":
-            new = noise.round_stochastic(new, param.dtype, noise.random_bits(new.shape, streams[i], steps[i]))
+            new = noise.round_stochastic(new, param.dtype, noise.random_bits_like(param, streams[i], steps[i]))
         param.copy_(new)
 
 

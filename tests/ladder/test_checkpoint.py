@@ -6,6 +6,8 @@ import os
 import random
 import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +222,9 @@ def describe(name="conv.weight", **claims):
         (lambda h, a: a.pop("shared"), "lacks its parts"),
         (lambda h, a: a["shared"].update({"conv.weight": "gain"}), "makes no sense"),
         (lambda h, a: a["shared"].update({"new": "nowhere"}), "makes no sense"),
+        (lambda h, a: a["shared"].update({"new": ["gain"]}), "makes no sense"),
+        (lambda h, a: a["shared"].update({"new": {}}), "makes no sense"),
+        (lambda h, a: a.update(padding="x" * 1_000_000), "longer than that of"),
         (lambda h, a: a["coded"].update({"ghost": a["coded"]["conv.weight"]}), "ghost: the limit"),
         (lambda h, a: a["coded"].pop("conv.weight"), "not in the model: conv.weight.limit"),
         (describe(shape=[10**9, 10**9]), "planes of"),
@@ -269,6 +274,41 @@ def test_codes_beyond_the_ladder_are_refused(ladder, tmp_path):
         load(tmp_path / "m", coded(ladder))
 
 
+def test_a_tensor_of_an_unknown_type_is_refused(file, tmp_path):
+    def change(header, about):
+        header["norm.num_batches_tracked"]["dtype"] = "U64"
+
+    blob = rewritten(file.read_bytes(), change)
+    refuses(blob, tmp_path / "bad", coded(), "of a type that a coded model does not have")
+
+
+def test_one_huge_row_is_checked_in_little_memory(tmp_path):
+    holder = nn.ParameterList([nn.Parameter(torch.randn(1, 4_000_001))])
+    to_ladder_(holder, "synapse", sign_seed=1)
+    save(holder, tmp_path / "m")
+    code = (
+        "import resource, sys, torch, torchmadam\n"
+        "from torchmadam.ladder import checkpoint\n"
+        "tensors, about = checkpoint.read(sys.argv[1])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "checkpoint.unflatten(tensors, about)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    grown = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m")], capture_output=True, text=True, check=True
+    )
+    assert int(grown.stdout) * 1024 < 4 * (tmp_path / "m").stat().st_size
+
+
+def test_the_file_may_change_after_loading_without_changing_the_model(tmp_path):
+    save(to_ladder_(nn.Linear(512, 512)), tmp_path / "m")
+    model = load(tmp_path / "m", nn.Linear(512, 512))
+    before = model.weight.decode()
+    with open(tmp_path / "m", "r+b") as handle:
+        handle.truncate(0)
+    assert torch.equal(model.weight.decode(), before)
+
+
 def test_nested_json_is_refused_without_a_crash(file, tmp_path):
     blob = file.read_bytes()
     start = start_of_data(blob)
@@ -308,6 +348,88 @@ def test_a_file_of_another_model_is_refused_and_changes_nothing(file):
     ):
         load(file, model)
     assert torch.equal(model.weight.codes(), before)
+
+
+class Tied(nn.Module):
+    def __init__(self, tie):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        if tie:
+            self.b.weight = self.a.weight
+
+
+def test_a_tied_file_gives_an_untied_model_tensors_of_its_own(tmp_path):
+    save(to_ladder_(Tied(True)), tmp_path / "m")
+    model = load(tmp_path / "m", Tied(False))
+    assert torch.equal(model.a.weight.decode(), model.b.weight.decode())
+    for p in model.a.parameters():
+        p.grad = torch.ones(p.shape)
+    before = model.b.weight.codes()
+    Madam(model.a.parameters()).step()
+    assert torch.equal(model.b.weight.codes(), before)
+
+
+def test_an_untied_file_is_refused_by_a_tied_model(tmp_path):
+    save(to_ladder_(Tied(False)), tmp_path / "m")
+    with pytest.raises(LadderFileError, match=r"a\.weight and b\.weight differ, and are one tensor in the model"):
+        load(tmp_path / "m", Tied(True))
+
+
+def test_wrapped_modules_load_under_the_names_of_their_state_dict(tmp_path):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def make():
+        return nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)), nn.Linear(4, 4))
+
+    a, b = to_ladder_(make()), to_ladder_(make(), seed=1)
+    save(a, tmp_path / "m")
+    load(tmp_path / "m", b)
+    assert all(torch.equal(p.codes(), q.codes()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_a_file_of_a_compiled_model_loads_into_the_plain_one(tmp_path):
+    model = to_ladder_(nn.Linear(4, 4))
+    save(torch.compile(model, backend="eager"), tmp_path / "m")
+    assert torch.equal(load(tmp_path / "m", nn.Linear(4, 4)).weight.decode(), model.weight.decode())
+
+
+def test_a_dtype_that_would_change_numbers_is_refused(tmp_path):
+    save(nn.BatchNorm1d(3).double(), tmp_path / "m")
+    with pytest.raises(LadderFileError, match=r"running_mean is torch\.float64, in the model torch\.float32"):
+        load(tmp_path / "m", nn.BatchNorm1d(3))
+
+
+def test_channels_last_models_stay_so_when_their_parameters_are_replaced(tmp_path):
+    model = to_ladder_(nn.Conv2d(3, 5, 3))
+    save(model, tmp_path / "m")
+    other = load(tmp_path / "m", nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last))
+    assert other.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(other.weight.decode(), model.weight.decode())
+
+
+def test_permissions_and_symbolic_links_are_respected(tmp_path):
+    save(nn.Linear(2, 2), tmp_path / "new")
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o666 & ~mask
+    (tmp_path / "new").chmod(0o640)
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    save(to_ladder_(nn.Linear(2, 2)), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+    load(tmp_path / "new", nn.Linear(2, 2))
+
+
+def test_extra_state_is_refused_by_name(tmp_path):
+    class Odd(nn.Linear):
+        def get_extra_state(self):
+            return {"anything": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(TypeError, match="_extra_state is a dict, not a tensor"):
+        save(Odd(2, 2), tmp_path / "m")
 
 
 # ---- crashes
@@ -387,6 +509,12 @@ def test_a_model_on_the_meta_device_is_filled_on_the_cpu(tmp_path):
     with torch.device("meta"):
         model = nn.Linear(6, 5)
     load(tmp_path / "m", model)
+    norm = nn.BatchNorm1d(3)
+    save(norm, tmp_path / "n")
+    with torch.device("meta"):
+        other = nn.BatchNorm1d(3)
+    load(tmp_path / "n", other)
+    assert all(t.device.type == "cpu" for t in other.state_dict().values())
     assert torchmadam.summary(model).weights == 35
     assert model.weight.device.type == "cpu"
     model(torch.randn(2, 6)).sum().backward()

@@ -198,7 +198,15 @@ def test_scales_may_be_given_as_a_number_or_by_name():
         ({"bits": 9}, "no spacing is known for bits=9"),
         ({"bits": "nine"}, "no ladder is named 'nine'"),
         ({"bound": 0.0}, "bound=0.0 cannot work"),
-        ({"dtype": torch.int32}, "must be a floating-point type"),
+        ({"dtype": torch.int32}, r"dtype=torch\.int32 cannot be the dtype of gradients"),
+        ({"dtype": torch.float8_e4m3fn}, "cannot be the dtype of gradients"),
+        ({"scale": -1.0}, r"scale=-1\.0 cannot work"),
+        ({"scale": math.nan}, "scale=nan cannot work"),
+        ({"bound": math.inf}, "bound=inf cannot work"),
+        ({"zero_scale": -1.0}, r"zero_scale=-1\.0 cannot work"),
+        ({"seed": 1.5}, r"seed=1\.5 must be an integer"),
+        ({"sign_seed": 2**70}, "must be an integer of at most 64 bits"),
+        ({"scale": 1e39}, "which float32 cannot hold"),
         ({"sign_seed": 1, "init": "nearest"}, "sign_seed replaces signs"),
         ({"sign_seed": 1, "bits": "signed8"}, "sign_seed replaces signs"),
     ],
@@ -236,6 +244,11 @@ def test_odd_shapes_convert_step_and_come_back(shape, ladder):
     to_dense_(holder)
     assert type(holder[0]) is nn.Parameter
     assert holder[0].shape == shape
+
+
+def test_a_single_gain_keeps_its_value():
+    gate = to_ladder_(nn.PReLU())
+    assert gate.weight.item() == pytest.approx(0.25, rel=6e-4)
 
 
 def test_summary_is_a_table_of_every_tensor_with_its_ends():

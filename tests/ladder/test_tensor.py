@@ -6,6 +6,7 @@ import pickle
 import shutil
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -233,18 +234,61 @@ def test_backward_through_a_weight_changed_since_forward_raises(autocast):
         out.float().sum().backward()
 
 
-def test_an_autocast_copy_of_a_changed_weight_raises_when_read():
+def test_an_autocast_cast_of_a_changed_weight_raises_however_it_is_read():
     layer = to_ladder_(nn.Linear(6, 5))
     optimizer = Madam(layer.parameters())
     layer(torch.randn(2, 6)).sum().backward()
     with torch.autocast("cpu", torch.bfloat16):
-        cast = layer.weight.detach().to(torch.bfloat16)
-    before = layer.weight.detach().to(torch.bfloat16)  # outside of autocast this is a copy of its own
-    values = before.decode()
+        cast = layer.weight.to(torch.bfloat16)
+        snapshot = layer.weight.detach().to(torch.bfloat16)  # not the parameter itself: a copy of its own
+    values = snapshot.decode()
     optimizer.step()
-    with pytest.raises(RuntimeError, match="changed by an optimiser step since it was cast"):
-        cast + 0
-    assert torch.equal(before.decode(), values)
+    for read in (lambda: cast + 0, lambda: cast.detach().float(), lambda: cast.detach().clone(), lambda: cast.codes()):
+        with pytest.raises(RuntimeError, match="changed by an optimiser step since it was cast"):
+            read()
+    assert torch.equal(snapshot.decode(), values)
+
+
+def test_a_whole_training_loop_may_stand_inside_one_autocast_context():
+    model, x = to_ladder_(conv_net()), images()
+    optimizer = Madam(model.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).float().square().sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            model(x)
+
+
+def test_a_model_cast_inside_autocast_goes_on_training():
+    model = to_ladder_(nn.Linear(6, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.bfloat16()
+    optimizer = Madam(model.parameters())
+    for _ in range(2):
+        model(torch.randn(2, 6).bfloat16()).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_backward_through_a_weight_loaded_since_forward_raises(autocast):
+    model = to_ladder_(conv_net())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = model(images())
+    model.load_state_dict(to_ladder_(conv_net(), seed=5).state_dict())
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed by an optimiser step"):
+        out.float().sum().backward()
+
+
+@needs_a_compiler
+def test_a_compiled_lstm_computes_as_an_eager_one():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    cell, x = to_ladder_(nn.LSTM(5, 7)), torch.randn(3, 2, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.compile(cell)(x)[0], cell(x)[0])
 
 
 def test_embedding_decodes_the_rows_it_needs_and_not_the_table():
@@ -264,6 +308,8 @@ def test_embedding_decodes_the_rows_it_needs_and_not_the_table():
             found = table(rows)
     assert torch.equal(found, expected)
     assert max(seen) <= 3 * 64
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        table(torch.tensor([-1]))  # as an ordinary embedding
 
 
 # ---- transformations
@@ -394,6 +440,56 @@ def test_every_view_shows_the_elements_it_should(ladder, view):
         torch.testing.assert_close(weight.grad, dense.grad)
 
 
+def test_a_reshape_that_copies_stays_coded_for_autograd():
+    torch.manual_seed(0)
+    weight = to_ladder_(nn.ParameterList([nn.Parameter(torch.randn(3, 4, 12))]))[0]
+    saved, _ = saved_by(lambda: F.linear(torch.randn(2, 12, requires_grad=True), weight.permute(1, 0, 2).reshape(12, 12)))
+    assert [type(t) for t in saved if t.numel() == 144] == [LadderTensor]
+
+
+def test_looking_at_the_bits_of_a_weight_looks_at_the_bits_of_its_floats():
+    weight = to_ladder_(nn.Linear(6, 5)).weight.detach()
+    dense = weight.decode()
+    assert torch.equal(weight.view(torch.int32), dense.view(torch.int32))
+    assert torch.equal(weight.view(torch.uint8), dense.view(torch.uint8))
+    assert torch.equal(torch._neg_view(weight), -dense)
+    assert torch.equal(torch.view_as_complex(weight.view(5, 3, 2)), torch.view_as_complex(dense.view(5, 3, 2)))
+
+
+def test_numpy_lists_and_formats_show_decoded_weights():
+    weight = to_ladder_(nn.Linear(6, 5)).weight
+    dense = weight.decode().detach()
+    assert weight.tolist() == dense.tolist()
+    assert np.array_equal(np.asarray(weight.detach()), dense.numpy())
+    assert np.array_equal(weight.detach().numpy(), dense.numpy())
+    assert f"{weight[0, 0]:.3f}" == f"{dense[0, 0]:.3f}"
+    assert "12-bit" in f"{weight}"
+
+
+def test_a_coded_view_can_be_copied_pickled_and_saved():
+    view = nn.Parameter(to_ladder_(nn.Linear(6, 5)).weight.detach()[1:4, 2:])
+    buffer = io.BytesIO()
+    torch.save(view, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(view), pickle.loads(pickle.dumps(view)), torch.load(buffer, weights_only=True)):
+        assert torch.equal(other.decode(), view.decode())
+        assert isinstance(other, nn.Parameter)
+        assert other.requires_grad
+
+
+def test_weights_in_column_major_memory_convert_and_copy_right():
+    weight = torch.linalg.qr(torch.randn(6, 6))[0].t().contiguous().t()
+    assert not weight.is_contiguous()
+    for ladder in ("paper12", "signed8"):
+        holder = to_ladder_(
+            nn.ParameterList([nn.Parameter(weight.clone(memory_format=torch.preserve_format))]), ladder, init="nearest"
+        )
+        decoded = holder[0].decode()
+        torch.testing.assert_close(decoded, weight, rtol=0, atol=0.02 if ladder == "paper12" else 0.01)
+        assert torch.equal(holder[0].detach().t().contiguous().decode(), decoded.t())
+        assert torch.equal(holder[0].detach().t().clone().decode(), decoded.t())
+
+
 def test_a_view_follows_its_weight_through_a_step():
     layer = to_ladder_(nn.Linear(6, 5))
     view = layer.weight.detach().t()
@@ -451,6 +547,10 @@ def adam(p):
         (lambda p: torch.add(torch.ones(5, 6), 1.0, out=p), "add.out"),
         (lambda p: torch._foreach_add_([p], 1.0), "_foreach_add_"),
         (lambda p: p.clamp_(-1, 1), "clamp_"),
+        (lambda p: p.__iadd__(1.0), r"p \+= x"),
+        (lambda p: exec("p -= 0.1 * q", {"p": p, "q": torch.ones(5, 6)}), r"p \+= x"),
+        (lambda p: exec("p *= 2", {"p": p}), r"p \+= x"),
+        (lambda p: exec("p **= 2", {"p": p}), r"p \+= x"),
         (sgd, "add_"),
         (adam, "_"),
     ],

@@ -177,6 +177,13 @@ def test_float_and_coded_parameters_train_in_one_group():
     assert [isinstance(p, LadderTensor) for p in model.parameters()] == [False] * 4 + [True, False]
 
 
+def test_a_view_of_codes_is_refused_as_a_parameter():
+    weight = torchmadam.to_ladder_(nn.Linear(3, 5)).weight
+    for view in (weight.detach().t(), weight.detach()[1:]):
+        with pytest.raises(ValueError, match="is a view of codes"):
+            Madam([nn.Parameter(view)])
+
+
 # ---- warnings
 
 
@@ -198,7 +205,8 @@ def test_an_lr_below_the_spacing_warns_once_under_nearest_only():
 @pytest.mark.parametrize("name", ["paper12", "signed8"])
 def test_codes_piling_up_at_the_upper_end_warn_once_and_name_the_tensor(name):
     model = torchmadam.to_ladder_(network(), name, filter=lambda name, p: "weight" in name)
-    optimizer = Madam(model.named_parameters(), lr=0.1)
+    # Two groups, and no names given: the tensors remember theirs.
+    optimizer = Madam([{"params": model[0].parameters()}, {"params": model[4].parameters()}], lr=0.1)
     grow = 4.0 * torch.sign(model[4].weight.detach())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -10,18 +10,18 @@ import ctypes
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import safetensors
 import torch
 from torch import Tensor, nn
 
+from torchmadam.files import write_atomically
+from torchmadam.groups import unwrapped
 from torchmadam.ladder import packing
-from torchmadam.ladder.convert import replace_parameters
+from torchmadam.ladder.convert import DTYPES, replace_tensors
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
@@ -40,7 +40,7 @@ _SAFETENSORS = {
     torch.bool: "BOOL",
     torch.complex64: "C64",
 }
-_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 class LadderFileError(ValueError):
@@ -52,7 +52,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     The file appears under its name only when it is complete and on the disk: a crash leaves the old one whole.
     """
-    write(*flatten(model.state_dict()), path)
+    write(*flatten(_unwrapped(model.state_dict())), path)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -64,19 +64,34 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """
     tensors, about = read(path)
     state = unflatten(tensors, about)
-    own = model.state_dict()
+    # keep_vars: the model's own tensors, under the names that its state dict gives them.
+    own = _unwrapped(model.state_dict(keep_vars=True))
     problems = [f"missing: {name}" for name in sorted(own.keys() - state.keys())]
     problems += [f"not in the model: {name}" for name in sorted(state.keys() - own.keys())]
-    problems += [
-        f"{name} has shape {tuple(value.shape)}, in the model {tuple(own[name].shape)}"
-        for name, value in state.items()
-        if name in own and value.shape != own[name].shape
-    ]
+    first: dict[int, str] = {}
+    for name in sorted(own.keys() & state.keys()):
+        value, target = state[name], own[name]
+        if value.shape != target.shape:
+            problems.append(f"{name} has shape {tuple(value.shape)}, in the model {tuple(target.shape)}")
+        elif not isinstance(value, LadderTensor) and value.dtype != target.dtype:
+            problems.append(f"{name} is {value.dtype}, in the model {target.dtype}: convert the model first")
+        earlier = first.setdefault(id(target), name)
+        if not _equal(state[earlier], value):
+            problems.append(f"{earlier} and {name} differ, and are one tensor in the model")
     if problems:
         more = f", and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise LadderFileError(f"{path} is not a file of this model: {'; '.join(problems[:8])}{more}")
-    _fill(model, state)
+    _fill(model, {id(target): (target, state[name], name) for name, target in own.items()})
     return model
+
+
+def _unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict under names without what torch.compile and other wrappers add to them."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}, not a tensor, and the file format holds tensors only")
+    plain = {unwrapped(name): value for name, value in state.items()}
+    return plain if len(plain) == len(state) else dict(state)
 
 
 def flatten(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -123,7 +138,7 @@ def unflatten(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[s
         raise LadderFileError(f"{sorted(clash)[0]} is in the file both as codes and as floats")
     state |= left
     for name, original in about["shared"].items():
-        if name in state or original not in state:
+        if not isinstance(original, str) or name in state or original not in state:
             raise LadderFileError(f"{name} is said to share the tensor {original!r}, which makes no sense")
         state[name] = state[original]
     return state
@@ -147,17 +162,22 @@ def _check_codes(name: str, tensor: LadderTensor) -> None:
     coding, ladder = tensor.coding, tensor.coding.format
     if ladder.levels == 2**ladder.code_bits or not coding.numel:
         return
-    block = max(1, 2**16 // coding.columns)
     widths = coding.widths[: len(packing.plane_widths(ladder.code_bits))]
-    for start in range(0, coding.rows, block):
-        rows = [plane[start : start + block] for plane in tensor.planes[: len(widths)]]
-        if int(packing.unpack(rows, widths, coding.columns).max()) >= ladder.levels:
-            raise LadderFileError(f"{name}: a code lies beyond the {ladder.levels} levels of its ladder")
+    wide = min(coding.columns, 2**16)  # a multiple of 8, so that a block of columns starts on a byte
+    tall = max(1, 2**16 // wide)
+    for row in range(0, coding.rows, tall):
+        for column in range(0, coding.columns, wide):
+            count = min(wide, coding.columns - column)
+            planes = [
+                plane[row : row + tall, column * w // 8 :][:, : packing.bytes_per_row(count, w)]
+                for plane, w in zip(tensor.planes, widths, strict=False)
+            ]
+            if int(packing.unpack(planes, widths, count).max()) >= ladder.levels:
+                raise LadderFileError(f"{name}: a code lies beyond the {ladder.levels} levels of its ladder")
 
 
 def write(tensors: Mapping[str, Tensor], about: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write plain tensors and their description, atomically."""
-    path = Path(path)
     description = json.dumps(about, sort_keys=True)
     # Wide types first, as safetensors does itself, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -170,19 +190,7 @@ def write(tensors: Mapping[str, Tensor], about: Mapping[str, Any], path: str | o
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
 
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in names:
-                file.write(_bytes(tensors[name]))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    write_atomically(path, [len(text).to_bytes(8, "little") + text, *(_bytes(tensors[name]) for name in names)])
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -192,7 +200,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             for name in file.keys():  # noqa: SIM118 (not a mapping)
-                tensors[name] = file.get_tensor(name)
+                # A copy: what comes back is a view of the file, which anybody may change after it has been checked.
+                tensors[name] = file.get_tensor(name).clone()
     except FileNotFoundError:
         raise
     except Exception as error:  # the parser's own errors are of many kinds
@@ -200,6 +209,13 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     if "torchmadam" not in metadata or "sha256" not in metadata:
         raise LadderFileError(f"{path} was not written by torchmadam.save: its metadata does not describe any codes")
     description = metadata["torchmadam"]
+    if len(description) > 4096 + 2048 * len(tensors):
+        raise LadderFileError(
+            f"{path} is damaged: its description is longer than that of {len(tensors)} tensors can be"
+        )
+    unknown = [name for name, tensor in tensors.items() if tensor.dtype not in _SAFETENSORS]
+    if unknown:
+        raise LadderFileError(f"{path} holds {unknown[0]} of a type that a coded model does not have")
     try:
         about = json.loads(description)
         version = about["version"]
@@ -245,33 +261,37 @@ def _described(name: str, about: Any) -> tuple[CodeLayout, torch.dtype]:
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, state: dict[str, Tensor]) -> None:
-    new: dict[nn.Parameter, nn.Parameter] = {}
-    named = dict(model.named_parameters(remove_duplicate=False))
-    for name, target in {**dict(model.named_buffers()), **named}.items():
-        if name not in state:  # a buffer that is not persistent
+def _fill(model: nn.Module, found: Mapping[int, tuple[Tensor, Tensor, str]]) -> None:
+    """Put values into targets, each once: in place where they are of one kind, else as new parameters and buffers."""
+    new: dict[Tensor, Tensor] = {}
+    for target, value, name in found.values():
+        device = torch.device("cpu") if target.is_meta else target.device
+        if not target.is_meta and _alike(target, value):
+            target.copy_(value.to(device))
+            torch.autograd.graph.increment_version(target)
             continue
-        value = state[name]
-        device = "cpu" if target.device.type == "meta" else target.device
-        if isinstance(value, LadderTensor) and isinstance(target, LadderTensor):
-            alike = replace(value.coding, order=()) == replace(target.coding, order=())
-            if alike and value.dtype == target.dtype and target.device.type != "meta":
-                target.copy_(value.to(device))
-                torch.autograd.graph.increment_version(target)
-                continue
-        if isinstance(target, nn.Parameter) and (isinstance(value, LadderTensor) or isinstance(target, LadderTensor)):
-            new.setdefault(target, nn.Parameter(value.to(device), requires_grad=target.requires_grad))
-        else:
-            target.copy_(value)
-    replace_parameters(model, new)
+        value = value.to(device, copy=True)
+        if target.dim() == 4 and target.is_contiguous(memory_format=torch.channels_last):
+            value = value.contiguous(memory_format=torch.channels_last)
+        if isinstance(target, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=target.requires_grad)
+        if isinstance(value, LadderTensor):
+            value.label = name
+        new[target] = value
+    replace_tensors(model, new)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming itself durable, where the system can."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder or ".", os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _alike(target: Tensor, value: Tensor) -> bool:
+    """Whether a value can be copied into a target without changing what either is."""
+    if isinstance(target, LadderTensor) and isinstance(value, LadderTensor):
+        same = replace(value.coding, order=()) == replace(target.coding, order=())
+        return same and value.dtype == target.dtype
+    return isinstance(target, LadderTensor) == isinstance(value, LadderTensor)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, LadderTensor) and isinstance(b, LadderTensor):
+        return a.coding == b.coding and torch.equal(a.limit, b.limit) and torch.equal(a.codes(), b.codes())
+    return type(a) is type(b) and torch.equal(a, b)

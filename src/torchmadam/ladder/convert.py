@@ -1,6 +1,7 @@
 """Models from floats to codes and back."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import describe
 
 _DEFAULT_BOUND = 3.0
+# What a coded tensor may decode to.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @torch.no_grad()
@@ -57,10 +60,15 @@ def to_ladder_(
         raise ValueError(
             "sign_seed replaces signs; it cannot keep a trained model's, nor does a signed ladder have any"
         )
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype={dtype} must be a floating-point type: it is the dtype of the gradients")
-    if bound is not None and not bound > 0:
-        raise ValueError(f"bound={bound} cannot work: the largest weight is bound times a tensor's scale; usually 3")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype} cannot be the dtype of gradients; use {', '.join(map(str, DTYPES))}")
+    for number, value in (("bound", bound), ("zero_scale", zero_scale), ("scale", scale)):
+        least_is_fine = number == "zero_scale" and value == 0
+        if isinstance(value, float | int) and not (0 < value < math.inf or least_is_fine):
+            raise ValueError(f"{number}={value} cannot work: it must be positive and finite")
+    for number, whole in (("seed", seed), ("sign_seed", sign_seed)):
+        if whole is not None and (not isinstance(whole, int) or not -(2**63) <= whole < 2**63):
+            raise ValueError(f"{number}={whole!r} must be an integer of at most 64 bits")
 
     chosen = _chosen(model, ladder, filter)
     names, params = list(chosen.values()), list(chosen)
@@ -77,10 +85,13 @@ def to_ladder_(
         limit = sigma * (_DEFAULT_BOUND if bound is None else bound)
         if init == "nearest" and bound is None and scale is None and param.numel() and bool((param != 0).any()):
             limit = float(param.abs().max())
+        if limit > 0 and not 1e-30 < limit < 1e30:
+            raise ValueError(f"{describe(name)} would have a limit of {limit:g}, which float32 cannot hold; rescale it")
         drawn = init == "uniform" or (init is None and not ladder.is_signed and not _is_constant(param))
         tensor = _encoded(param.detach(), ladder, limit, index, seed, sign_seed, dtype or param.dtype, drawn)
         coded[param] = nn.Parameter(tensor, requires_grad=param.requires_grad)
-    replace_parameters(model, coded)
+        coded[param].label = name  # type: ignore[attr-defined]
+    replace_tensors(model, coded)
     return model
 
 
@@ -92,7 +103,7 @@ def to_dense_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for p in model.parameters()
         if isinstance(p, LadderTensor)
     }
-    replace_parameters(model, dense)
+    replace_tensors(model, dense)
     return model
 
 
@@ -173,18 +184,12 @@ def _clock(like: Tensor, tick: int) -> Tensor:
 
 
 def _is_constant(param: Tensor) -> bool:
-    return param.numel() > 1 and bool((param == param.reshape(-1)[0]).all())
+    return param.numel() > 0 and bool((param == param.reshape(-1)[0]).all())
 
 
-def _owners(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+def replace_tensors(model: nn.Module, new: Mapping[Any, Tensor]) -> None:
+    """Put new parameters and buffers in the place of old ones, in every module that shares them."""
     for module in model.modules():
-        for name, param in list(module._parameters.items()):
-            if param is not None:
-                yield module, name, param
-
-
-def replace_parameters(model: nn.Module, new: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Put new parameters in the place of old ones, in every module that shares them."""
-    for module, name, param in _owners(model):
-        if param in new:
-            setattr(module, name, new[param])  # not module._parameters[name]: recurrent layers keep a list besides
+        for name, old in [*module._parameters.items(), *module._buffers.items()]:
+            if old is not None and old in new:
+                setattr(module, name, new[old])  # not into the dict: recurrent layers keep a list besides

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 # The largest ratio of a ladder's ends: beyond it, rungs would leave float32.
 _MAX_RANGE = 1e30
@@ -40,6 +41,8 @@ class LadderFormat:
     crossing: float = 0.0
 
     def __post_init__(self) -> None:
+        if type(self.levels) is not int:
+            raise ValueError(f"levels={self.levels!r} must be a whole number")
         if not 2 <= self.levels <= 2**15 or not 0 < self.spacing < math.inf or not 0 <= self.crossing < math.inf:
             raise ValueError(
                 f"levels={self.levels}, spacing={self.spacing}, crossing={self.crossing} make no ladder: use 2 to "
@@ -48,6 +51,11 @@ class LadderFormat:
         if self.crossing and self.levels % 2 == 0:
             raise ValueError(
                 f"a signed ladder has as many rungs below zero as above, so levels={self.levels} must be odd"
+            )
+        if self.crossing and not math.isclose(self.spacing, math.asinh(1 / self.crossing) / self.top, rel_tol=1e-9):
+            raise ValueError(
+                f"a signed ladder ends at its limit, so its spacing is asinh(1/crossing)/K, not {self.spacing}; "
+                f"use LadderFormat.signed"
             )
         if not self.crossing and (self.levels - 1) * self.spacing > math.log(_MAX_RANGE):
             raise ValueError(
@@ -68,7 +76,7 @@ class LadderFormat:
             raise ValueError(
                 f"bits={bits} and levels={levels}: give exactly one of the two, since each determines the other"
             )
-        if bits is not None and not 1 <= bits <= 15:
+        if bits is not None and (type(bits) is not int or not 1 <= bits <= 15):
             raise ValueError(f"bits={bits}: the paper's ladder has 1 to 15 bits beside the sign")
         if spacing is None:
             if bits not in _PAPER_SPACING:
@@ -205,13 +213,14 @@ def rounded(x: Tensor, bits: Tensor | None) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _rungs(ladder: LadderFormat, device: torch.device) -> Tensor:
     """The weight of every code on a limit of 1, rounded from float64. Codes that do not exist repeat the last one."""
-    k = torch.arange(2**ladder.code_bits, dtype=torch.float64).clamp(max=ladder.levels - 1)
-    if ladder.is_signed:
-        rungs = torch.sinh((k - ladder.top) * ladder.spacing) * ladder.crossing
-    else:
-        size = torch.exp(-k * ladder.spacing)
-        rungs = torch.cat([size, -size])
-    return rungs.float().to(device)
+    with _disable_current_modes():  # a table that is kept must be a real one, whoever is tracing
+        k = torch.arange(2**ladder.code_bits, dtype=torch.float64, device="cpu").clamp(max=ladder.levels - 1)
+        if ladder.is_signed:
+            rungs = torch.sinh((k - ladder.top) * ladder.spacing) * ladder.crossing
+        else:
+            size = torch.exp(-k * ladder.spacing)
+            rungs = torch.cat([size, -size])
+        return rungs.float().to(device)
 
 
 _PRESETS = {

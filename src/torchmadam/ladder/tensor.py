@@ -7,12 +7,14 @@ saves codes.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -37,6 +39,8 @@ class LadderTensor(Tensor):
 
     limit: Tensor
     coding: CodeLayout
+    # The parameter's name in its model, for messages.
+    label: str | None
     # Set on casts that share the planes of their source: the planes' version when the cast was made.
     _cast_at: int | None
 
@@ -67,6 +71,7 @@ class LadderTensor(Tensor):
             setattr(self, f"plane{i}", plane)
         self.limit = limit
         self.coding = coding
+        self.label = None
         self._cast_at = None
         return self
 
@@ -83,6 +88,44 @@ class LadderTensor(Tensor):
     @data.setter
     def data(self, value: Tensor) -> None:
         raise _refusal("p.data = ...")
+
+    def _no_in_place(self, other: Any) -> Any:
+        # PyTorch's own += turns a TypeError into "p = p + x", which would be a silent no-op.
+        raise _refusal("an in-place operation such as p += x")
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _no_in_place
+    __ipow__ = _no_in_place  # type: ignore[assignment]
+    __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __imatmul__ = _no_in_place
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The decoded weights as a NumPy array."""
+        return cast(LadderTensor, self.detach()).decode().numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def tolist(self) -> Any:
+        """The decoded weights as a list."""
+        return cast(LadderTensor, self.detach()).decode().tolist()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 and spec else repr(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LadderTensor":
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("only tensors made by the user can be deep-copied, not results; detach it first")
+            copy = cast(LadderTensor, self.detach().clone())
+            copy.label = self.label
+            memo[id(self)] = _as_was(copy, self.requires_grad, isinstance(self, Parameter))
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._check_current()
+        view = (tuple(self.shape), self.stride(), self.storage_offset())
+        flags = (self.requires_grad, isinstance(self, Parameter))
+        return rebuilt, (self.planes, self.limit, self.coding, self.dtype, *view, *flags, self.label)
 
     def share_memory_(self) -> "LadderTensor":
         """Not available: share the planes instead."""
@@ -122,17 +165,21 @@ class LadderTensor(Tensor):
             and self.storage_offset() == 0
         )
 
-    def codes(self) -> Tensor:
-        """The integer codes, signs included, in this view's shape."""
-        return self.coding.unpack(self.planes).as_strided(self.shape, self.stride(), self.storage_offset())
-
-    def decode(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The weights as an ordinary tensor, of this tensor's dtype unless another is given."""
+    def _check_current(self) -> None:
         if self._cast_at is not None and self._cast_at != _version(self.planes):
             raise RuntimeError(
                 "a weight has been changed by an optimiser step since it was cast for the forward pass; "
                 "run the forward pass again before this backward"
             )
+
+    def codes(self) -> Tensor:
+        """The integer codes, signs included, in this view's shape."""
+        self._check_current()
+        return self.coding.unpack(self.planes).as_strided(self.shape, self.stride(), self.storage_offset())
+
+    def decode(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The weights as an ordinary tensor, of this tensor's dtype unless another is given."""
+        self._check_current()
         dtype = self.dtype if dtype is None else dtype
         size, stride, offset = self.shape, self.stride(), self.storage_offset()
         if self.numel() == 0:
@@ -154,6 +201,7 @@ class LadderTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
+    @_disable_dynamo  # after a graph break the compiler would trace into here
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -161,7 +209,9 @@ class LadderTensor(Tensor):
         if func in _MOVES:
             return _MOVES[func](func, args, kwargs)
         if func.is_view and isinstance(args[0], LadderTensor):
-            return _view(func, args, kwargs)
+            viewed = _view(func, args, kwargs)
+            if viewed is not None:
+                return viewed
         written = _written(func, args, kwargs)
         if any(isinstance(t, LadderTensor) for t in written):
             raise _refusal(func.name().replace("aten::", ""))
@@ -220,12 +270,15 @@ def _like(source: LadderTensor, planes: Sequence[Tensor], limit: Tensor, **chang
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply a view operator to the size, stride and offset; the planes are shared."""
+    """Apply a view operator to size, stride and offset; the planes are shared. None where it would change values."""
     source: LadderTensor = args[0]
     with _disable_current_modes():
         base = torch.empty(max(source.coding.numel, 1), dtype=source.dtype, device="meta")
         shape_only = base.as_strided(source.shape, source.stride(), source.storage_offset())
         viewed = func(shape_only, *args[1:], **kwargs)
+    tensors = [t for t in tree_flatten(viewed)[0] if isinstance(t, Tensor)]
+    if any(t.dtype != source.dtype or t.is_neg() or t.is_conj() for t in tensors):
+        return None  # view(torch.int32) and the like look at bits, and codes have others
 
     def coded(t: Tensor) -> LadderTensor:
         out = _like(source, source.planes, source.limit, size=t.shape, stride=t.stride(), offset=t.storage_offset())
@@ -233,7 +286,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return out
 
     out = tree_map_only(Tensor, coded, viewed)
-    return return_and_correct_aliasing(func, args, kwargs, out)
+    return return_and_correct_aliasing(func, args, kwargs, out) if func.is_view else out
 
 
 def _recoded(source: LadderTensor, order: Sequence[int]) -> LadderTensor:
@@ -265,6 +318,7 @@ def _order_for(source: LadderTensor, memory_format: torch.memory_format | None) 
 
 def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source: LadderTensor = args[0]
+    source._check_current()
     order = _order_for(source, kwargs.get("memory_format"))
     if source.is_whole and order == source.coding.order:
         out = _like(source, [plane.clone() for plane in source.planes], source.limit.clone())
@@ -275,15 +329,16 @@ def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source: LadderTensor = args[0]
+    source._check_current()
     dtype = kwargs.get("dtype") or source.dtype
     device = kwargs.get("device")
     if not dtype.is_floating_point:
         return func(source.decode(), **kwargs)
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         source = _recoded(source, _order_for(source, kwargs["memory_format"]))
-    if device is None and _inside_autocast():
-        # Autocast keeps its casts, and autograd saves them. Sharing the planes, a cast costs nothing, and the version
-        # tells whether an optimiser step has come in between.
+    if device is None and isinstance(source, Parameter) and torch.is_grad_enabled() and _inside_autocast():
+        # Autocast keeps its casts of parameters, and autograd saves them. Sharing the planes, a cast costs nothing, and
+        # the version tells whether an optimiser step has come in between. All other casts are copies.
         out = _like(source, source.planes, source.limit, dtype=dtype)
         out._cast_at = _version(source.planes)
         return out
@@ -323,6 +378,7 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     planes = source.planes if ours.order == theirs.order else _recoded(source, ours.order).planes
     for plane, new in zip(target.planes, planes, strict=True):
         plane.copy_(new)
+        torch.autograd.graph.increment_version(plane)  # in here PyTorch does not count by itself
     target.limit.copy_(source.limit)
     return return_and_correct_aliasing(func, args, kwargs, target)
 
@@ -335,7 +391,8 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     flat = indices.reshape(-1)
     coding = CodeLayout(table.coding.format, (flat.numel(), table.shape[1]), (0, 1), table.coding.signs)
-    rows = ops.decode([plane[flat] for plane in table.planes], table.limit, coding, 0, table.dtype)
+    # index_select refuses what an ordinary embedding refuses: numbers below zero.
+    rows = ops.decode([p.index_select(0, flat) for p in table.planes], table.limit, coding, 0, table.dtype)
     return rows.view(*indices.shape, table.shape[1])
 
 
@@ -352,6 +409,7 @@ _MOVES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     aten.empty_like.default: _empty_like,
     aten.copy_.default: _copy_,
     aten.embedding.default: _embedding,
+    aten._unsafe_view.default: _view,
 }
 # Operators that make a tensor like another one without reading it.
 _MAKES = {
@@ -360,4 +418,23 @@ _MAKES = {
                  "new_empty", "new_empty_strided")
 }  # fmt: skip
 
-torch.serialization.add_safe_globals([LadderTensor, CodeLayout, LadderFormat])
+
+def rebuilt(
+    planes: list[Tensor], limit: Tensor, coding: CodeLayout, dtype: torch.dtype, size: tuple[int, ...],
+    stride: tuple[int, ...], offset: int, requires_grad: bool, parameter: bool, label: str | None,
+) -> LadderTensor:  # fmt: skip
+    """A tensor from what its pickle holds: plain tensors and numbers."""
+    tensor = LadderTensor(planes, limit, coding, dtype=dtype, size=size, stride=stride, offset=offset)
+    tensor.label = label
+    return _as_was(tensor, requires_grad, parameter)
+
+
+def _as_was(tensor: LadderTensor, requires_grad: bool, parameter: bool) -> LadderTensor:
+    if not parameter:
+        return cast(LadderTensor, tensor.requires_grad_(requires_grad))
+    made = cast(LadderTensor, Parameter(tensor, requires_grad))
+    made.label = tensor.label
+    return made
+
+
+torch.serialization.add_safe_globals([rebuilt, LadderTensor, CodeLayout, LadderFormat])

@@ -1,5 +1,6 @@
 """Warnings about coded training that is about to go wrong, each given once."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,7 @@ from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 
 # Looking at all codes reads them once more and synchronises with the device, so it is done rarely.
-_EVERY = 100
+_EARLY, _EVERY = (10, 30), 100
 _FULL = 0.2
 
 
@@ -18,23 +19,28 @@ class Watch:
     """Looks at the coded parameters of an optimiser as it steps."""
 
     def __init__(self) -> None:
-        self._ticks = 0
+        self._ticks: Counter[int] = Counter()
         self._said: set[object] = set()
 
-    def step(
+    def look(
         self, names: Sequence[str | None], params: Sequence[LadderTensor], lr: float | Tensor, rounding: str | None
     ) -> None:
-        """Look before a step of these parameters."""
+        """Look before a step of the parameters of a group."""
         if not isinstance(lr, Tensor) or lr.device.type == "cpu":
             for ladder in {p.coding.format for p in params}:
                 self._look_at_lr(ladder, float(lr), rounding or ladder.default_rounding)
-        self._ticks += 1
+        if not params:
+            return
+        group = id(params[0])
+        self._ticks[group] += 1
+        due = self._ticks[group] in _EARLY or self._ticks[group] % _EVERY == 0
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if self._ticks % _EVERY == 0 and not capturing:
+        if due and not capturing:
             self._look_at_codes(names, params)
 
     def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str) -> None:
-        if rounding == "nearest" and 0 < lr < 0.999 * ladder.spacing and ladder not in self._said:
+        # At half the spacing only gradients above their usual size still move a weight.
+        if rounding == "nearest" and 0 < lr <= 0.5 * ladder.spacing and ladder not in self._said:
             self._said.add(ladder)
             warn(
                 f"lr={lr:g} is below the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes most "
@@ -49,7 +55,7 @@ class Watch:
         for (name, p), share in zip(fresh, torch.stack([s.cpu() for s in shares]).tolist(), strict=True):
             if share > _FULL:
                 self._said.add(id(p))
-                label = name if name is not None else f"a tensor of shape {tuple(p.shape)}"
+                label = name or p.label or f"a tensor of shape {tuple(p.shape)}"
                 warn(
                     f"{100 * share:.0f} % of the codes of {label} are at the upper end of their ladder: they want "
                     f"to grow past the bound; convert with a larger bound= (or zero_scale=, if it began as zeros)",
