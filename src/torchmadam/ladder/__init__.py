@@ -1,1 +1,5 @@
 """Weights that are codes: number systems, packing, and the tensor that holds them."""
+
+from torchmadam.ladder import moves
+
+__all__ = ["moves"]

@@ -15,14 +15,15 @@ from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torchmadam.kernels import ops
 from torchmadam.ladder.format import LadderFormat
-from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
+from torchmadam.ladder.layout import CodeLayout
 
-aten = torch.ops.aten
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+# Operators that move elements, filled in by moves.py; a handler may decline with NotImplemented.
+MOVES: dict[Any, Handler] = {}
 
 
 class LadderTensor(Tensor):
@@ -87,11 +88,11 @@ class LadderTensor(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        raise _refusal("p.data = ...")
+        raise refusal("p.data = ...")
 
     def _no_in_place(self, other: Any) -> Any:
         # PyTorch's own += turns a TypeError into "p = p + x", which would be a silent no-op.
-        raise _refusal("an in-place operation such as p += x")
+        raise refusal("an in-place operation such as p += x")
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _no_in_place
     __ipow__ = _no_in_place  # type: ignore[assignment]
@@ -166,7 +167,7 @@ class LadderTensor(Tensor):
         )
 
     def _check_current(self) -> None:
-        if self._cast_at is not None and self._cast_at != _version(self.planes):
+        if self._cast_at is not None and self._cast_at != version(self.planes):
             raise RuntimeError(
                 "a weight has been changed by an optimiser step since it was cast for the forward pass; "
                 "run the forward pass again before this backward"
@@ -206,22 +207,21 @@ class LadderTensor(Tensor):
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _MOVES:
-            return _MOVES[func](func, args, kwargs)
-        if func.is_view and isinstance(args[0], LadderTensor):
-            viewed = _view(func, args, kwargs)
-            if viewed is not None:
-                return viewed
-        written = _written(func, args, kwargs)
-        if any(isinstance(t, LadderTensor) for t in written):
-            raise _refusal(func.name().replace("aten::", ""))
-        if func in _MAKES:
-            args = (_placeholder(args[0]), *args[1:])
+        # What moves elements stays coded,
+        handler = MOVES.get(func) or (MOVES["view"] if func.is_view else None)
+        moved = handler(func, args, kwargs) if handler else NotImplemented
+        if moved is not NotImplemented:
+            return moved
+        # what would write floats into codes raises,
+        if any(isinstance(t, LadderTensor) for t in _written(func, args, kwargs)):
+            raise refusal(func.name().replace("aten::", ""))
+        # and everything else decodes and computes.
         args, kwargs = tree_map_only(LadderTensor, LadderTensor.decode, (args, kwargs))
         return func(*args, **kwargs)
 
 
-def _refusal(operation: str) -> TypeError:
+def refusal(operation: str) -> TypeError:
+    """The error for an operation that would write floats into codes."""
     return TypeError(
         f"{operation} would write floats into a LadderTensor, whose weights are codes; train it with torchmadam.Madam, "
         f"or turn it back into floats with torchmadam.to_dense_(model)"
@@ -246,177 +246,11 @@ def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def _version(planes: Sequence[Tensor]) -> int | None:
+def version(planes: Sequence[Tensor]) -> int | None:
     """A number that every change of the planes raises; None while tracing, where nothing changes."""
     if any(plane.is_inference() or isinstance(plane, FakeTensor | FunctionalTensor) for plane in planes):
         return None
     return sum(plane._version for plane in planes)
-
-
-def _inside_autocast() -> bool:
-    # torch.is_autocast_enabled says False in here: autocast switches itself off for the casts it makes.
-    depth = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return depth > 1
-
-
-def _like(source: LadderTensor, planes: Sequence[Tensor], limit: Tensor, **changes: Any) -> LadderTensor:
-    """Another tensor on these planes, with the source's view unless changes say otherwise."""
-    view = {"size": source.shape, "stride": source.stride(), "offset": source.storage_offset(), "dtype": source.dtype}
-    return LadderTensor(planes, limit, source.coding, **{**view, **changes})
-
-
-# ---- operators that move elements
-
-
-def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply a view operator to size, stride and offset; the planes are shared. None where it would change values."""
-    source: LadderTensor = args[0]
-    with _disable_current_modes():
-        base = torch.empty(max(source.coding.numel, 1), dtype=source.dtype, device="meta")
-        shape_only = base.as_strided(source.shape, source.stride(), source.storage_offset())
-        viewed = func(shape_only, *args[1:], **kwargs)
-    tensors = [t for t in tree_flatten(viewed)[0] if isinstance(t, Tensor)]
-    if any(t.dtype != source.dtype or t.is_neg() or t.is_conj() for t in tensors):
-        return None  # view(torch.int32) and the like look at bits, and codes have others
-
-    def coded(t: Tensor) -> LadderTensor:
-        out = _like(source, source.planes, source.limit, size=t.shape, stride=t.stride(), offset=t.storage_offset())
-        out._cast_at = source._cast_at
-        return out
-
-    out = tree_map_only(Tensor, coded, viewed)
-    return return_and_correct_aliasing(func, args, kwargs, out) if func.is_view else out
-
-
-def _recoded(source: LadderTensor, order: Sequence[int]) -> LadderTensor:
-    """The same elements in fresh storage of their own, in this memory order."""
-    coding = source.coding
-    if source.is_whole:
-        coding = coding.reordered(order)  # signs from a seed go by logical position and stay unstored
-    else:
-        signs = PLANE if coding.signs == SEED else coding.signs
-        coding = CodeLayout(coding.format, tuple(source.shape), tuple(order), signs)
-    planes = coding.pack(coding.matrix(source.codes()))
-    return LadderTensor(planes, source.limit.clone(), coding, dtype=source.dtype)
-
-
-def _order_for(source: LadderTensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
-    """The memory order of a copy of this tensor."""
-    dims = source.dim()
-    if memory_format == torch.channels_last:
-        return (0, 2, 3, 1)
-    if memory_format == torch.channels_last_3d:
-        return (0, 2, 3, 4, 1)
-    if memory_format in (None, torch.preserve_format) and dims:
-        strides = source.stride()
-        order = tuple(sorted(range(dims), key=lambda d: (-strides[d], d)))
-        if order[0] == 0:
-            return order
-    return tuple(range(dims))
-
-
-def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    source: LadderTensor = args[0]
-    source._check_current()
-    order = _order_for(source, kwargs.get("memory_format"))
-    if source.is_whole and order == source.coding.order:
-        out = _like(source, [plane.clone() for plane in source.planes], source.limit.clone())
-    else:
-        out = _recoded(source, order)
-    return return_and_correct_aliasing(func, args, kwargs, out)
-
-
-def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    source: LadderTensor = args[0]
-    source._check_current()
-    dtype = kwargs.get("dtype") or source.dtype
-    device = kwargs.get("device")
-    if not dtype.is_floating_point:
-        return func(source.decode(), **kwargs)
-    if kwargs.get("memory_format") not in (None, torch.preserve_format):
-        source = _recoded(source, _order_for(source, kwargs["memory_format"]))
-    if device is None and isinstance(source, Parameter) and torch.is_grad_enabled() and _inside_autocast():
-        # Autocast keeps its casts of parameters, and autograd saves them. Sharing the planes, a cast costs nothing, and
-        # the version tells whether an optimiser step has come in between. All other casts are copies.
-        out = _like(source, source.planes, source.limit, dtype=dtype)
-        out._cast_at = _version(source.planes)
-        return out
-    moved = {"device": device, "non_blocking": kwargs.get("non_blocking", False), "copy": True}
-    planes = [plane.to(**moved) for plane in source.planes]
-    return _like(source, planes, source.limit.to(**moved), dtype=dtype)
-
-
-def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    source: LadderTensor = args[0]
-    dtype = kwargs.get("dtype") or source.dtype
-    device = kwargs.get("device")
-    if not dtype.is_floating_point or not source.is_whole:
-        return func(_placeholder(source), **kwargs)
-    coding = source.coding.reordered(_order_for(source, kwargs.get("memory_format")))
-    planes = [torch.empty_like(plane, device=device) for plane in source.planes]
-    return LadderTensor(planes, torch.empty_like(source.limit, device=device), coding, dtype=dtype)
-
-
-def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    target, source = args[0], args[1]
-    if not isinstance(target, LadderTensor):
-        return func(target, source.decode(), *args[2:], **kwargs)
-    if not isinstance(source, LadderTensor):
-        raise _refusal("copy_")
-    ours, theirs = target.coding, source.coding
-    if not (target.is_whole and source.is_whole and ours.shape == theirs.shape and ours.format == theirs.format):
-        raise TypeError(
-            f"copy_ between LadderTensors needs whole tensors of one shape and one ladder, and got {source} for "
-            f"{target}; convert the target to the source's ladder first, with torchmadam.to_ladder_ or torchmadam.load"
-        )
-    if ours.signs != theirs.signs or ours.sign_key != theirs.sign_key:
-        raise TypeError(
-            f"copy_ between LadderTensors whose signs differ in kind ({theirs.signs} to {ours.signs}) would lose "
-            f"signs; load the file into a float model instead, with torchmadam.load"
-        )
-    planes = source.planes if ours.order == theirs.order else _recoded(source, ours.order).planes
-    for plane, new in zip(target.planes, planes, strict=True):
-        plane.copy_(new)
-        torch.autograd.graph.increment_version(plane)  # in here PyTorch does not count by itself
-    target.limit.copy_(source.limit)
-    return return_and_correct_aliasing(func, args, kwargs, target)
-
-
-def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Gather packed rows, then decode those: never the whole table."""
-    table, indices = args[0], args[1]
-    if not (isinstance(table, LadderTensor) and table.is_whole and table.coding.signs != SEED):
-        args, kwargs = tree_map_only(LadderTensor, LadderTensor.decode, (args, kwargs))
-        return func(*args, **kwargs)
-    flat = indices.reshape(-1)
-    coding = CodeLayout(table.coding.format, (flat.numel(), table.shape[1]), (0, 1), table.coding.signs)
-    # index_select refuses what an ordinary embedding refuses: numbers below zero.
-    rows = ops.decode([p.index_select(0, flat) for p in table.planes], table.limit, coding, 0, table.dtype)
-    return rows.view(*indices.shape, table.shape[1])
-
-
-def _placeholder(source: Any) -> Any:
-    """An ordinary tensor of the same size, stride and dtype, for operators that do not read the elements."""
-    if not isinstance(source, LadderTensor):
-        return source
-    return torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=source.device)
-
-
-_MOVES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    aten.clone.default: _clone,
-    aten._to_copy.default: _to_copy,
-    aten.empty_like.default: _empty_like,
-    aten.copy_.default: _copy_,
-    aten.embedding.default: _embedding,
-    aten._unsafe_view.default: _view,
-}
-# Operators that make a tensor like another one without reading it.
-_MAKES = {
-    getattr(aten, name).default
-    for name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full",
-                 "new_empty", "new_empty_strided")
-}  # fmt: skip
 
 
 def rebuilt(
