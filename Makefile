@@ -14,6 +14,7 @@ test: lint pytest
 
 test-all: lint
 	$(RUN) -m pytest -n 2 -m "not gpu"
+	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
 	$(MAKE) torch-oldest
 
 lint: $(VENV)/installed
@@ -24,6 +25,7 @@ lint: $(VENV)/installed
 
 pytest: $(VENV)/installed
 	$(RUN) -m pytest -n 2 -m "not slow and not gpu"
+	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
 
 # The oldest PyTorch we support, in an environment of its own.
 torch-oldest: .venv-torch-2.11/installed

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import torchmadam
 from torchmadam import Madam
 
 pytestmark = [
@@ -133,3 +134,136 @@ def test_autocast_and_grad_scaler_train_a_float16_forward():
         scaler.update()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
+
+
+# ---- codes on a GPU
+
+
+def coded_net(ladder):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    return torchmadam.to_ladder_(net, ladder)
+
+
+@pytest.mark.parametrize("ladder", ["paper12", "paper10", "paper8", "signed8", "signed12", "synapse"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("last", [False, True])
+def test_codes_on_the_gpu_are_exactly_those_of_the_cpu_given_equal_gradients(ladder, rounding, last):
+    here = coded_net(ladder)
+    there = copy.deepcopy(here).cuda()
+    if last:
+        here.to(memory_format=torch.channels_last)
+        there.to(memory_format=torch.channels_last)
+    optimizers = [Madam(m.parameters(), lr=0.02, rounding=rounding) for m in (here, there)]
+    for t in range(5):
+        put_gradients(list(here.parameters()), t)
+        put_gradients(list(there.parameters()), t)
+        for optimizer in optimizers:
+            optimizer.step()
+        for p, q in zip(here.parameters(), there.parameters(), strict=True):
+            assert torch.equal(p.codes(), q.codes().cpu())
+
+
+@pytest.mark.parametrize("ladder", ["paper12", "signed8"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_coded_network_computes_on_the_gpu_and_autograd_holds_codes(ladder, autocast, compiled):
+    net = coded_net(ladder).cuda()
+    dense = torchmadam.to_dense_(copy.deepcopy(net))
+    x = torch.randn(8, 3, 8, 8, device="cuda")
+    torch._dynamo.reset()
+    run = torch.compile(net, fullgraph=True, options=torchmadam.compile_options()) if compiled else net
+    saved = []
+
+    def keep(t):
+        saved.append(t)
+        return t
+
+    with torch.autocast("cuda", autocast or torch.bfloat16, enabled=autocast is not None):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = run(x)
+        expected = dense(x)
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if autocast is None else {"rtol": 0.05, "atol": 0.1}
+    torch.testing.assert_close(out, expected, **tolerance)
+    out.float().square().mean().backward()
+    expected.float().square().mean().backward()
+    for p, q in zip(net.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0.1, atol=0.1 * float(q.grad.abs().max()) + 1e-4)
+    sizes = {p.numel() for p in net.parameters() if p.dim() > 1}
+    floats = [t for t in saved if type(t) is torch.Tensor and t.is_floating_point() and t.numel() in sizes]
+    assert floats == []
+
+
+def test_a_captured_step_of_codes_replays():
+    captured, eager = coded_net("signed8").cuda(), coded_net("signed8").cuda()
+    lr = torch.tensor(0.02, device="cuda")
+    replayed, plain = Madam(captured.parameters(), lr=lr), Madam(eager.parameters(), lr=lr.clone())
+    for t in range(2):
+        put_gradients(list(captured.parameters()), t)
+        put_gradients(list(eager.parameters()), t)
+        replayed.step()
+        plain.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed.step()
+    for _ in range(3):
+        for p, q in zip(captured.parameters(), eager.parameters(), strict=True):
+            new = torch.randn_like(q.grad)
+            p.grad.copy_(new)
+            q.grad.copy_(new)
+        graph.replay()
+        plain.step()
+    for p, q in zip(captured.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(p.codes(), q.codes())
+
+
+def test_a_coded_lstm_runs_on_cudnn():
+    cell = torchmadam.to_ladder_(nn.LSTM(6, 5)).cuda()
+    out, _ = cell(torch.randn(4, 2, 6, device="cuda"))
+    out.sum().backward()
+    assert all(p.grad is not None for p in cell.parameters())
+    Madam(cell.parameters()).step()
+
+
+def test_a_backward_through_a_weight_that_a_kernel_changed_raises():
+    for make in (lambda: nn.Linear(16, 16), lambda: torchmadam.to_ladder_(nn.Linear(16, 16))):
+        net = nn.Sequential(make(), nn.Tanh(), make()).cuda()
+        optimizer = Madam(net.parameters())
+        x = torch.randn(2, 16, device="cuda")
+        net(x).sum().backward()
+        out = net(x)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_a_whole_lab_run_on_the_gpu_resumes_bit_for_bit(tmp_path):
+    from dataclasses import replace
+
+    from madam_lab import recipes, records
+    from madam_lab.progress import Progress
+    from madam_lab.trainer import Limits, Run, Stopped
+
+    recipe = replace(recipes.get("digits_madam_signed8"), epochs=4, batch=128)
+
+    class StopAfter(Limits):
+        left = 10**9
+
+        def reached(self):
+            self.left -= 1
+            return self.left < 0
+
+    for name, left in (("whole", 10**9), ("parts", 17)):
+        while True:
+            limits = StopAfter()
+            limits.left = left
+            try:
+                Run(recipe, 0, folder=tmp_path / name, results=tmp_path / name).train(
+                    limits, Progress("", 1, quiet=True)
+                )
+                break
+            except Stopped:
+                pass
+    whole, parts = (records.read(tmp_path / n / recipe.name / "0.json") for n in ("whole", "parts"))
+    assert whole["curve"] == parts["curve"]
+    assert whole["codes"] == parts["codes"]

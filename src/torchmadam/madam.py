@@ -8,7 +8,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from torchmadam import groups, noise, update
+from torchmadam import groups, noise
+from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.ladder.watch import Watch
 from torchmadam.messages import describe
@@ -125,7 +126,7 @@ class Madam(Optimizer):
             self._init_group(group, params, grads, moments, steps, scales, nonfinite, streams, crossings)
             if not params:
                 continue
-            update.madam_(
+            ops.float_step_(
                 [groups.as_real(p) for p in params],
                 [groups.as_real(g) for g in grads],
                 moments,
@@ -142,10 +143,12 @@ class Madam(Optimizer):
     @_disable_dynamo  # torch.compiler.disable would import the whole compiler with this module
     def _step_coded(self, group: dict[str, Any]) -> None:
         ready = self._ready(group, coded=True)
+        if not ready:
+            return
         params = [p for _, p in ready]
         states = [self.state[p] for p in params]
         self._watch.look([name for name, _ in ready], params, group["lr"], group["rounding"])
-        update.madam_coded_(
+        ops.coded_step_(
             [p.planes for p in params],
             [p.coding for p in params],
             [p.grad for p in params],

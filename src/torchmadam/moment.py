@@ -21,8 +21,8 @@ def root(moment: Tensor, step: Tensor, *, beta: float, bias_correction: bool) ->
     """gbar = sqrt(v / (1 - beta^t)), or plain sqrt(v) as in the paper's text, which has no bias correction."""
     if not bias_correction or beta == 0:
         return moment.sqrt()
-    # 1 - beta^t directly in float32 loses four digits at t = 1; in float64 it also rounds alike on every device.
-    correction = -torch.expm1(step.double() * math.log(beta))
+    # In float32 this loses four digits at t = 1; from float64 it also rounds alike on every device.
+    correction = 1 - torch.exp(step.double() * math.log(beta))
     return (moment / correction.float()).sqrt()
 
 

@@ -85,8 +85,9 @@ def madam_(
         a = (u.to(old.dtype) * lr).clamp(-_MAX_LOG_STEP, _MAX_LOG_STEP)
         new = moved(old, a, width)
         if weight_decay:
-            # A float64 number beside the weights: as exact as they are, whatever PyTorch's default dtype is.
-            new = new * torch.exp(torch.full((), -weight_decay, dtype=torch.float64, device=param.device) * lr)
+            # From float64: as exact as the weights are, whatever PyTorch's default dtype is.
+            factor = torch.exp(torch.full((), -weight_decay, dtype=torch.float64, device=param.device) * lr)
+            new = new * factor.to(new.dtype)
         # A weight without a step to take is left alone; the clamp does not touch it either.
         moves = usable & (new != old)
         new = clamped(new, old, param.dtype, None if bound is None else limit, frozen=width is None)

@@ -443,7 +443,9 @@ def test_every_view_shows_the_elements_it_should(ladder, view):
 def test_a_reshape_that_copies_stays_coded_for_autograd():
     torch.manual_seed(0)
     weight = to_ladder_(nn.ParameterList([nn.Parameter(torch.randn(3, 4, 12))]))[0]
-    saved, _ = saved_by(lambda: F.linear(torch.randn(2, 12, requires_grad=True), weight.permute(1, 0, 2).reshape(12, 12)))
+    saved, _ = saved_by(
+        lambda: F.linear(torch.randn(2, 12, requires_grad=True), weight.permute(1, 0, 2).reshape(12, 12))
+    )
     assert [type(t) for t in saved if t.numel() == 144] == [LadderTensor]
 
 

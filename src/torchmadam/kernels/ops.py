@@ -1,29 +1,53 @@
 """Operators of the library ``torchmadam``: PyTorch picks the device, and its compilers see one node.
 
-Defined with ``torch.library.Library``: ``torch.library.custom_op`` costs several times as much a call.
+The reference runs wherever no kernel is registered, on a CPU above all; on CUDA devices Triton kernels run. Defined
+with ``torch.library.Library``: ``torch.library.custom_op`` costs several times as much a call.
 """
 
-from collections.abc import Sequence
+import functools
+import importlib.util
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchmadam import update
 from torchmadam.ladder.format import LadderFormat
-from torchmadam.ladder.layout import CodeLayout
+from torchmadam.ladder.layout import SEED, CodeLayout
+from torchmadam.messages import warn
 
 _LIBRARY = torch.library.Library("torchmadam", "DEF")
+_LADDER = "int levels, float spacing, float crossing"
+_RULE = (
+    "Tensor? lr_tensor, float lr, float beta, float max_step, float weight_decay, bool bias_correction, str? rounding, "
+    "bool maximize"
+)
 _LIBRARY.define(
-    "decode(Tensor[] planes, Tensor limit, int levels, float spacing, float crossing, SymInt[] shape, int[] order, "
-    "str signs, int sign_key, SymInt first_row, ScalarType dtype) -> Tensor"
+    f"decode(Tensor[] planes, Tensor limit, {_LADDER}, SymInt[] shape, int[] order, str signs, int sign_key, "
+    f"SymInt first_row, ScalarType dtype) -> Tensor"
+)
+_LIBRARY.define(
+    "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] steps, Tensor[] scales, "
+    f"Tensor(d!)[] nonfinite, int[] streams, float[] crossings, float? bound, {_RULE}) -> ()"
+)
+_LIBRARY.define(
+    f"coded_step_(Tensor(a!)[] planes, {_LADDER}, str signs, int[] sign_keys, int[] dims, int[] shapes, int[] orders, "
+    "Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] steps, Tensor(d!)[] nonfinite, int[] streams, "
+    f"{_RULE}) -> ()"
 )
 
 
-def decode(planes: Sequence[Tensor], limit: Tensor, layout: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:
+# ---- decoding
+
+
+def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:
     """The rows from ``first_row`` on that these planes hold, as a float matrix in memory order."""
-    ladder = layout.format
+    ladder = coding.format
     out: Tensor = torch.ops.torchmadam.decode(
-        planes, limit, ladder.levels, ladder.spacing, ladder.crossing, layout.shape, layout.order, layout.signs,
-        layout.sign_key, first_row, dtype,
+        planes, limit, ladder.levels, ladder.spacing, ladder.crossing, coding.shape, coding.order, coding.signs,
+        coding.sign_key, first_row, dtype,
     )  # fmt: skip
     return out
 
@@ -32,9 +56,18 @@ def _decode_reference(
     planes: list[Tensor], limit: Tensor, levels: int, spacing: float, crossing: float, shape: list[int],
     order: list[int], signs: str, sign_key: int, first_row: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    ladder = LadderFormat(levels, spacing, crossing)
-    layout = CodeLayout(ladder, tuple(shape), tuple(order), signs, sign_key)
-    return ladder.decode(layout.unpack(planes, first_row), limit).to(dtype)
+    coding = _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key)
+    return coding.format.decode(coding.unpack(planes, first_row), limit).to(dtype)
+
+
+def _decode_cuda(
+    planes: list[Tensor], limit: Tensor, levels: int, spacing: float, crossing: float, shape: list[int],
+    order: list[int], signs: str, sign_key: int, first_row: int, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    coding = _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key)
+    if _has_triton() and _kernels_take(coding) and dtype != torch.float64:
+        return _launch().decode(planes, limit, coding, first_row, dtype)  # type: ignore[no-any-return]
+    return coding.format.decode(coding.unpack(planes, first_row), limit).to(dtype)
 
 
 def _decode_shape(
@@ -47,5 +80,157 @@ def _decode_shape(
     return planes[0].new_empty((planes[0].shape[0], columns), dtype=dtype)
 
 
+# ---- a step of floats
+
+
+def float_step_(
+    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], steps: Sequence[Tensor],
+    scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int], crossings: Sequence[float],
+    bound: float | None, lr: float | Tensor, **rule: Any,
+) -> None:  # fmt: skip
+    """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors."""
+    if torch.compiler.is_compiling():  # plain operations, which the compiler can fuse
+        update.madam_(
+            params, grads, moments, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound, lr=lr,
+            **rule,
+        )  # fmt: skip
+        return
+    keys = [(p.device, p.dtype, g.dtype) for p, g in zip(params, grads, strict=True)]
+    for pick in _alike(keys):
+        torch.ops.torchmadam.float_step_(
+            pick(params), pick(grads), pick(moments), pick(steps), pick(scales), pick(nonfinite), pick(streams),
+            pick(crossings), bound, *_lr_of(lr), *_rule_of(rule),
+        )  # fmt: skip
+
+
+def _float_step_reference(
+    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], steps: list[Tensor], scales: list[Tensor],
+    nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None, lr_tensor: Tensor | None,
+    lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None,
+    maximize: bool,
+) -> None:  # fmt: skip
+    update.madam_(
+        params, grads, moments, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound,
+        lr=lr if lr_tensor is None else lr_tensor, beta=beta, max_step=max_step, weight_decay=weight_decay,
+        bias_correction=bias_correction, rounding=rounding, maximize=maximize,
+    )  # fmt: skip
+
+
+def _float_step_cuda(
+    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], steps: list[Tensor], scales: list[Tensor],
+    nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None, lr_tensor: Tensor | None,
+    lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None,
+    maximize: bool,
+) -> None:  # fmt: skip
+    rule: dict[str, Any] = {
+        "lr": lr if lr_tensor is None else lr_tensor, "beta": beta, "max_step": max_step, "bound": bound,
+        "weight_decay": weight_decay, "bias_correction": bias_correction, "rounding": rounding, "maximize": maximize,
+    }  # fmt: skip
+    fast = _has_triton()
+    keys = [fast and _launch().takes(p, g) for p, g in zip(params, grads, strict=True)]
+    for pick in _alike(keys):
+        step = _launch().float_step if pick(keys)[0] else update.madam_
+        step(
+            pick(params), pick(grads), pick(moments), pick(steps), pick(scales), pick(nonfinite), streams=pick(streams),
+            crossings=pick(crossings), **rule,
+        )  # fmt: skip
+
+
+# ---- a step of codes
+
+
+def coded_step_(
+    planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
+    moments: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
+    lr: float | Tensor, **rule: Any,
+) -> None:  # fmt: skip
+    """:func:`torchmadam.update.madam_coded_`, once for every device, ladder, kind of signs and dtype of gradients."""
+    keys = [(g.device, g.dtype, c.format, c.signs, _kernels_take(c)) for g, c in zip(grads, codings, strict=True)]
+    for pick in _alike(keys):
+        own = pick(codings)
+        ladder = own[0].format
+        torch.ops.torchmadam.coded_step_(
+            list(chain.from_iterable(pick(planes))), ladder.levels, ladder.spacing, ladder.crossing, own[0].signs,
+            [c.sign_key for c in own], [len(c.shape) for c in own], list(chain.from_iterable(c.shape for c in own)),
+            list(chain.from_iterable(c.order for c in own)), pick(grads), pick(moments), pick(steps), pick(nonfinite),
+            pick(streams), *_lr_of(lr), *_rule_of(rule),
+        )  # fmt: skip
+
+
+def _coded_step(kernel: bool, *arguments: Any) -> None:
+    (
+        planes, levels, spacing, crossing, signs, sign_keys, dims, shapes, orders, grads, moments, steps, nonfinite,
+        streams, lr_tensor, lr, beta, max_step, weight_decay, bias_correction, rounding, maximize,
+    ) = arguments  # fmt: skip
+    codings, at = [], 0
+    for count, key in zip(dims, sign_keys, strict=True):
+        shape, order = tuple(shapes[at : at + count]), tuple(orders[at : at + count])
+        codings.append(_coding(levels, spacing, crossing, shape, order, signs, key))
+        at += count
+    each = len(codings[0].widths)
+    own = [planes[i : i + each] for i in range(0, len(planes), each)]
+    step = _launch().coded_step if kernel and _has_triton() and _kernels_take(codings[0]) else update.madam_coded_
+    step(
+        own, codings, grads, moments, steps, nonfinite, streams=streams, lr=lr if lr_tensor is None else lr_tensor,
+        beta=beta, max_step=max_step, weight_decay=weight_decay, bias_correction=bias_correction, rounding=rounding,
+        maximize=maximize,
+    )  # fmt: skip
+
+
+# ---- shared
+
+
+def _alike(keys: Sequence[Hashable]) -> Iterable[Callable[[Sequence[Any]], list[Any]]]:
+    """For every distinct key a function that picks, from a list, the entries that have it; empty lists stay empty."""
+    for key in dict.fromkeys(keys):
+        places = [i for i, other in enumerate(keys) if other == key]
+        yield functools.partial(_picked, places)
+
+
+def _picked(places: list[int], entries: Sequence[Any]) -> list[Any]:
+    return [entries[i] for i in places] if entries else []
+
+
+def _lr_of(lr: float | Tensor) -> tuple[Tensor | None, float]:
+    return (lr, 0.0) if isinstance(lr, Tensor) else (None, lr)
+
+
+def _rule_of(rule: dict[str, Any]) -> list[Any]:
+    names = ("beta", "max_step", "weight_decay", "bias_correction", "rounding", "maximize")
+    return [rule[name] for name in names]
+
+
+@functools.lru_cache(maxsize=4096)
+def _coding(
+    levels: int, spacing: float, crossing: float, shape: tuple[int, ...], order: tuple[int, ...], signs: str, key: int
+) -> CodeLayout:
+    return CodeLayout(LadderFormat(levels, spacing, crossing), shape, order, signs, key)
+
+
+def _kernels_take(coding: CodeLayout) -> bool:
+    """Kernels key generated signs by memory position, which is the logical one in row-major order only."""
+    return coding.signs != SEED or coding.order == tuple(range(len(coding.order)))
+
+
+@functools.lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    if importlib.util.find_spec("triton") is not None:
+        return True
+    warn("Triton is not installed, so weights on a GPU take the slow way; pip install 'torchmadam[gpu]'")
+    return False
+
+
+@functools.lru_cache(maxsize=1)
+def _launch() -> Any:
+    from torchmadam.kernels import launch
+
+    return launch
+
+
 _LIBRARY.impl("decode", _decode_reference, "CompositeExplicitAutograd")
+_LIBRARY.impl("decode", _decode_cuda, "CUDA")
+_LIBRARY.impl("float_step_", _float_step_reference, "CompositeExplicitAutograd")
+_LIBRARY.impl("float_step_", _float_step_cuda, "CUDA")
+_LIBRARY.impl("coded_step_", functools.partial(_coded_step, False), "CompositeExplicitAutograd")
+_LIBRARY.impl("coded_step_", functools.partial(_coded_step, True), "CUDA")
 torch.library.register_fake("torchmadam::decode", _decode_shape, lib=_LIBRARY)

@@ -1,0 +1,107 @@
+"""Pieces of the rule as Triton functions. Each mirrors a reference: noise.py, moment.py, update.py or ladder/format.py.
+
+Codes must come out exactly as the reference makes them, so everything before a rounding uses correctly rounded division
+and square root, and kernels are launched with ``enable_fp_fusion=False``.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def random_key(stream, step):
+    """The two 32-bit halves of the key of a parameter's stream at a step (noise.random_bits)."""
+    word = step.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15 + stream.to(tl.uint64)
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    word = word ^ (word >> 31)
+    return word.to(tl.uint32), (word >> 32).to(tl.uint32)
+
+
+@triton.jit
+def random_bits(position, low, high):
+    """32 random bits for each 64-bit position."""
+    bits = position.to(tl.uint32) ^ low
+    bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
+    bits = bits ^ (bits >> 15) ^ high ^ (position.to(tl.uint64) >> 32).to(tl.uint32)
+    bits = bits * 0xD35A2D97
+    return bits ^ (bits >> 15)
+
+
+@triton.jit
+def direction(grad, moment, correction, beta, fresh, max_step, MOMENT: tl.constexpr, CORRECT: tl.constexpr):
+    """U, the new second moment, and where the gradient was usable (update.direction_). ``fresh`` is 1 - beta."""
+    square = grad * grad
+    usable = square <= 3.4028234663852886e38  # false for infinity and NaN
+    if MOMENT:
+        moment = tl.where(usable, moment * beta + square * fresh, moment)
+        if CORRECT:
+            rms = tl.sqrt_rn(tl.div_rn(moment, correction))
+        else:
+            rms = tl.sqrt_rn(moment)
+        safe = tl.where(rms > 0, rms, 1.0)
+        u = tl.minimum(tl.maximum(tl.div_rn(grad, safe), -max_step), max_step)
+        u = tl.where(rms > 0, u, 0.0)
+    else:
+        u = sign(grad)
+    return tl.where(usable, u, 0.0), moment, usable
+
+
+@triton.jit
+def sign(x):
+    """-1, 0 or 1."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
+
+
+@triton.jit
+def sinh(a):
+    """Without the cancellation of exp(a) - exp(-a) near zero."""
+    square = a * a
+    near = a * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
+    far = 0.5 * (tl.exp(a) - tl.exp(-a))
+    return tl.where(tl.abs(a) < 0.7, near, far)
+
+
+@triton.jit
+def moved(w, a, width):
+    """One step of log-size a (update.moved); a width of zero is the paper's rule."""
+    out = w * tl.exp(-a * sign(w))
+    if width > 0:
+        x = tl.abs(w / width)
+        out = out - width / (tl.sqrt(1 + x * x) + x) * sinh(a)
+    return out
+
+
+@triton.jit
+def round_half_even(x):
+    """The nearest whole number, for |x| < 2^22: adding 1.5 x 2^23 leaves no room for a fraction."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def rounded(x, bits, STOCHASTIC: tl.constexpr):
+    """X as a whole number (ladder.format.rounded)."""
+    if STOCHASTIC:
+        return tl.floor(x + (bits >> 8).to(tl.float32) * 5.9604644775390625e-08)
+    else:
+        return round_half_even(x)
+
+
+@triton.jit
+def nearest_bfloat16(w):
+    """Float32 rounded to bfloat16, half to even, by integers: Triton's interpreter would cut the rest off."""
+    raw = w.to(tl.int32, bitcast=True)
+    return ((raw + 0x7FFF + ((raw >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def narrowed(w, bits, LOST: tl.constexpr):
+    """Float32 with its LOST lowest mantissa bits rounded away stochastically (noise.round_stochastic)."""
+    mask: tl.constexpr = (1 << LOST) - 1
+    raw = w.to(tl.int32, bitcast=True) + (bits & mask).to(tl.int32)
+    out = (raw & ~mask).to(tl.float32, bitcast=True)
+    if LOST == 13:  # float16: below 2^-14 its spacing is fixed
+        fraction = (bits & mask).to(tl.float32) * 0.0001220703125
+        small = tl.floor(tl.abs(w) * 16777216.0 + fraction) * 5.9604644775390625e-08
+        out = tl.where(tl.abs(w) < 6.103515625e-05, tl.where(w < 0, -small, small), out)
+    return out

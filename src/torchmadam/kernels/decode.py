@@ -1,0 +1,41 @@
+"""Codes to floats in Triton: one launch a tensor."""
+
+import triton
+import triton.language as tl
+
+from torchmadam.kernels.arithmetic import random_bits, random_key, sinh
+from torchmadam.kernels.step import groups_of, load_plane
+
+
+@triton.jit
+def decode_kernel(
+    out, limit, signs, plane0, plane1, plane2, plane3, rows, columns, first, spacing, crossing, sign_key,
+    SIGNED: tl.constexpr, TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of a matrix of codes; ``first`` is the position of the first of them in the whole, which keys the signs."""
+    GROUPS: tl.constexpr = BLOCK // 8
+    # Numbers given by Python may be constants to the compiler; adding them to a zero makes them values.
+    zero = tl.zeros([], tl.int64)
+    rows, columns = (zero + rows).to(INDEX), (zero + columns).to(INDEX)
+    block = tl.program_id(0).to(tl.int64)
+    row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, GROUPS)
+    k = load_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, GROUPS)
+    if W1 > 0:
+        k = (k << W1) | load_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, GROUPS)
+    if W2 > 0:
+        k = (k << W2) | load_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, GROUPS)
+    if W3 > 0:
+        k = (k << W3) | load_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, GROUPS)
+    top = tl.load(limit)
+    if SIGNED:
+        value = sinh((k - TOP).to(tl.float32) * spacing) * (top * crossing)
+    else:
+        value = tl.exp(k.to(tl.float32) * -spacing) * top
+        if SIGN_MODE == 1:
+            negative = load_plane(signs, row, group, (columns + 7) // 8, whole, FLAT, 1, GROUPS)
+            value = tl.where(negative > 0, -value, value)
+        if SIGN_MODE == 2:
+            low, high = random_key(zero + sign_key, tl.zeros([], tl.float32))
+            value = tl.where((random_bits(element + (zero + first), low, high) >> 31) > 0, -value, value)
+    tl.store(out + element, value.to(out.dtype.element_ty), mask)

@@ -1,0 +1,230 @@
+"""From lists of tensors to launches: which tensors a kernel takes, their tables, and the grid."""
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from torchmadam.kernels import decode as decoding
+from torchmadam.kernels import step as stepping
+from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
+
+BLOCK = 1024
+# Exactly rounded arithmetic, as in the reference: no fused multiply-add.
+EXACT = {"enable_fp_fusion": False, "num_warps": 4}
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_LOST = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
+_LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
+
+
+def takes(param: Tensor, grad: Tensor) -> bool:
+    """Whether the float kernel can step this parameter; what it cannot, the reference does."""
+    return param.dtype in _TYPES and grad.dtype in _TYPES and _is_dense(param)
+
+
+def float_step(
+    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], steps: Sequence[Tensor],
+    scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int], crossings: Sequence[float],
+    lr: float | Tensor, beta: float, max_step: float, bound: float | None, weight_decay: float, bias_correction: bool,
+    rounding: str | None, maximize: bool,
+) -> None:  # fmt: skip
+    """update.madam_ in one launch; all parameters of one dtype on one device, and all gradients of one dtype."""
+    grads = [_laid_out_like(grad, param) for grad, param in zip(grads, params, strict=True)]
+    held = moments or steps  # without second moments the address is not used
+    rows = [
+        [
+            param.data_ptr(), grad.data_ptr(), moment.data_ptr(), step.data_ptr(), bad.data_ptr(), param.numel(),
+            stream, scale.data_ptr(), _float_bits(crossing),
+        ]
+        for param, grad, moment, step, bad, stream, scale, crossing in zip(
+            params, grads, held, steps, nonfinite, streams, scales, crossings, strict=True
+        )
+    ]  # fmt: skip
+    device, dtype = params[0].device, params[0].dtype
+    table = _table(rows, device)
+    blocks = _blocks(tuple(-(-p.numel() // BLOCK) for p in params), device)
+    corrections = _clock(table, len(rows), beta, stepping.FLOAT_COLUMNS, device)
+    if not len(blocks):
+        return
+    stepping.float_kernel[(len(blocks),)](
+        table, blocks, corrections, lr if isinstance(lr, Tensor) else corrections,
+        0.0 if isinstance(lr, Tensor) else lr, beta, 1 - beta, max_step, bound or 0.0, weight_decay, _LEAST[dtype],
+        torch.finfo(dtype).max, P=_TYPES[dtype], G=_TYPES[grads[0].dtype], HAS_MOMENT=bool(moments),
+        CORRECT=bias_correction and beta > 0, BOUNDED=bound is not None, DECAYS=weight_decay != 0, MAXIMIZE=maximize,
+        LOST=_LOST[dtype], STOCHASTIC=_LOST[dtype] > 0 and rounding != "nearest",
+        LR_IS_TENSOR=isinstance(lr, Tensor),
+        ALIGNED=_aligned(rows, [stepping.PARAM, stepping.GRAD, *([stepping.MOMENT] if moments else [])]),
+        FIELDS=stepping.FLOAT_COLUMNS, BLOCK=BLOCK, **EXACT,
+    )  # fmt: skip
+    torch.autograd.graph.increment_version(params)
+
+
+def coded_step(
+    planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
+    moments: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
+    lr: float | Tensor, beta: float, max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None,
+    maximize: bool,
+) -> None:  # fmt: skip
+    """update.madam_coded_ in one launch, or two if some matrices have rows that end within a byte.
+
+    All tensors are of one ladder, one kind of signs and one gradient dtype.
+    """
+    held = moments or steps
+    kinds: dict[bool, tuple[list[list[int]], list[int]]] = {True: ([], []), False: ([], [])}
+    laid_out = [coding.matrix(grad).contiguous() for coding, grad in zip(codings, grads, strict=True)]
+    for own, coding, grad, moment, step, bad, stream in zip(
+        planes, codings, laid_out, held, steps, nonfinite, streams, strict=True
+    ):
+        rows, counts = kinds[_is_flat(coding)]
+        in_plane = coding.signs == PLANE and not coding.format.is_signed
+        k_planes = own[:-1] if in_plane else own
+        rows.append(
+            [
+                0, grad.data_ptr(), moment.data_ptr(), step.data_ptr(), bad.data_ptr(), 0, stream, coding.rows,
+                coding.columns, own[-1].data_ptr() if in_plane else coding.sign_key,
+                *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)),
+            ]
+        )  # fmt: skip
+        counts.append(_count_blocks(coding.rows, coding.columns))
+    device, ladder = laid_out[0].device, codings[0].format
+    for flat, (rows, counts) in kinds.items():
+        if not rows:
+            continue
+        table = _table(rows, device)
+        corrections = _clock(table, len(rows), beta, stepping.CODED_COLUMNS, device)
+        blocks = _blocks(tuple(counts), device)
+        if not len(blocks):
+            continue
+        in_plane = _ladder_arguments(codings[0])["SIGN_MODE"] == 1
+        wide = [stepping.GRAD, stepping.MOMENT, *range(stepping.PLANES, stepping.CODED_COLUMNS)]
+        stepping.coded_kernel[(len(blocks),)](
+            table, blocks, corrections, lr if isinstance(lr, Tensor) else corrections,
+            0.0 if isinstance(lr, Tensor) else lr / ladder.spacing, ladder.spacing, beta, 1 - beta, max_step,
+            weight_decay, G=_TYPES[laid_out[0].dtype], HAS_MOMENT=bool(moments), CORRECT=bias_correction and beta > 0,
+            DECAYS=weight_decay != 0, MAXIMIZE=maximize,
+            STOCHASTIC=(rounding or ladder.default_rounding) == "stochastic", LR_IS_TENSOR=isinstance(lr, Tensor),
+            FLAT=flat, ALIGNED=_aligned(rows, [*wide, stepping.SIGNS] if in_plane else wide),
+            INDEX=_index_type(max(coding.numel for coding in codings)), FIELDS=stepping.CODED_COLUMNS, BLOCK=BLOCK,
+            **_ladder_arguments(codings[0]), **EXACT,
+        )  # fmt: skip
+    torch.autograd.graph.increment_version([plane for own in planes for plane in own])
+
+
+def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:
+    """The rows from ``first_row`` on that these planes hold, as a float matrix in memory order."""
+    rows = planes[0].shape[0]
+    out = torch.empty(rows, coding.columns, dtype=dtype, device=planes[0].device)
+    if out.numel() == 0:
+        return out
+    arguments = _ladder_arguments(coding)
+    used = [plane.contiguous() for plane in planes]
+    k_planes = used[: sum(arguments[f"W{i}"] > 0 for i in range(4))]
+    padded = k_planes + [out] * (4 - len(k_planes))
+    decoding.decode_kernel[(_count_blocks(rows, coding.columns),)](
+        out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
+        coding.format.crossing, coding.sign_key, FLAT=_is_flat(coding), INDEX=_index_type(coding.numel), BLOCK=BLOCK,
+        num_warps=4, **arguments,
+    )  # fmt: skip
+    return out
+
+
+def _ladder_arguments(coding: CodeLayout) -> dict[str, Any]:
+    ladder = coding.format
+    widths = coding.widths[:-1] if not ladder.is_signed and coding.signs == PLANE else coding.widths
+    widths = (*widths, 0, 0, 0)[:4]
+    mode = 0 if ladder.is_signed else {PLANE: 1, SEED: 2}.get(coding.signs, 0)
+    named = {f"W{i}": width for i, width in enumerate(widths)}
+    return {"SIGNED": ladder.is_signed, "TOP": ladder.top, "SIGN_MODE": mode, **named}
+
+
+def _is_flat(coding: CodeLayout) -> bool:
+    """Whether all rows end on a byte of every plane, so that the matrix of codes is one long row."""
+    return coding.columns % 8 == 0
+
+
+def _count_blocks(rows: int, columns: int) -> int:
+    """Programs that a matrix of codes takes: BLOCK elements each, in groups of 8 that do not cross rows."""
+    return -(-rows * -(-columns // 8) // (BLOCK // 8))
+
+
+def _aligned(rows: list[list[int]], fields: list[int]) -> bool:
+    return all(row[field] % 16 == 0 for row in rows for field in fields)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill a piece of memory without gaps or overlaps, in whatever order."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    return tensor.permute(order).is_contiguous()
+
+
+def _laid_out_like(grad: Tensor, param: Tensor) -> Tensor:
+    if grad.stride() == param.stride():
+        return grad
+    return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+
+
+def _index_type(count: int) -> Any:
+    return tl.int32 if count < 2**31 - 8 * BLOCK else tl.int64
+
+
+def _float_bits(value: float) -> int:
+    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return bits
+
+
+def _clock(table: Tensor, count: int, beta: float, fields: int, device: torch.device) -> Tensor:
+    """Count the step of every tensor, and return 1 - beta^t for each."""
+    corrections = torch.empty(count, dtype=torch.float32, device=device)
+    log_beta = math.log(beta) if beta > 0 else -1e30
+    (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
+    stepping.clock_kernel[(-(-count // 256),)](
+        table, corrections, count, high, log_beta - high, STEP_AT=stepping.STEP, FIELDS=fields, BLOCK=256
+    )
+    return corrections
+
+
+# The tables of the last steps, and tensors that captured graphs refer to, which must stay where they are.
+_TABLES: dict[tuple[Any, ...], Tensor] = {}
+_CAPTURED: list[Tensor] = []
+
+
+def _table(rows: list[list[int]], device: torch.device) -> Tensor:
+    """The rows on the device. Addresses rarely change from one step to the next, so tables are kept."""
+    key = (device, *(tuple(row) for row in rows))
+    table = _TABLES.get(key)
+    if table is None:
+        host = torch.tensor(rows, dtype=torch.int64)
+        if device.type == "cuda":
+            # Pinned, so that the copy needs no synchronisation and may be captured in a CUDA graph.
+            host = host.pin_memory()
+        table = host.to(device, non_blocking=True)
+        while len(_TABLES) >= 32:
+            del _TABLES[next(iter(_TABLES))]
+        _TABLES[key] = table
+        _keep(host)
+    return _keep(table)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_blocks(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
+    block = torch.arange(len(tensor)) - starts[tensor]
+    return torch.stack([tensor, block], dim=1).to(torch.int32).to(device)
+
+
+def _blocks(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """For each program the tensor it works on, and which of that tensor's blocks."""
+    return _keep(_cached_blocks(counts, device))
+
+
+def _keep(tensor: Tensor) -> Tensor:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        _CAPTURED.append(tensor)
+    return tensor

@@ -1,0 +1,23 @@
+"""Kernels run under Triton's interpreter on a CPU (TRITON_INTERPRET=1, as `make` sets it), or on a GPU with -m gpu."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if not INTERPRETED and not torch.cuda.is_available():
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items):
+    if not INTERPRETED:
+        for item in items:
+            if "tests/kernels" in item.path.as_posix():
+                item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def device():
+    return torch.device("cpu" if INTERPRETED else "cuda")

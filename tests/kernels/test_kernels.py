@@ -1,0 +1,243 @@
+"""Triton kernels against the references: codes and moments exactly, floats to the last few bits."""
+
+import itertools
+
+import pytest
+import torch
+
+from torchmadam import LadderFormat, noise, update
+from torchmadam.kernels import launch
+from torchmadam.ladder.layout import CodeLayout
+
+# The interpreter computes in NumPy, which warns where a hash wraps around or a gradient is not finite.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+SHAPES = [(1,), (37, 53), (5, 1), (3, 27), (64, 8), (2, 3, 5, 7), (1300,), (1, 2100), (0,), ()]
+RULE = {"lr": 0.013, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True, "maximize": False}
+
+
+def draw(shape, seed, spread=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator) * torch.exp(spread * torch.randn(shape, generator=generator))
+
+
+def gradients(t, dtype=torch.float32):
+    grads = [draw(shape, 100 * t + i, 2.0).to(dtype) for i, shape in enumerate(SHAPES)]
+    grads[1].view(-1)[5], grads[1].view(-1)[700] = float("nan"), float("inf")
+    if dtype == torch.float32:
+        grads[1].view(-1)[9] = 3e38
+    grads[3].view(-1)[::3] = 0.0
+    return grads
+
+
+class State:
+    """What a step changes, besides the weights."""
+
+    def __init__(self, device, moment=True):
+        self.moments = [torch.zeros(s, device=device) for s in SHAPES] if moment else []
+        self.steps = [torch.full((), float(i % 3), device=device) for i in range(len(SHAPES))]
+        self.nonfinite = [torch.zeros((), dtype=torch.int64, device=device) for _ in SHAPES]
+
+    def arguments(self):
+        return self.moments, self.steps
+
+    def assert_equals(self, other):
+        for name in ("moments", "steps", "nonfinite"):
+            for i, (a, b) in enumerate(zip(getattr(self, name), getattr(other, name), strict=True)):
+                assert torch.equal(a.cpu(), b.cpu()), (name, SHAPES[i])
+
+
+STREAMS = [noise.stream(7, i) for i in range(len(SHAPES))]
+
+
+# ---- floats
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bound": None},
+        {"weight_decay": 0.3},
+        {"maximize": True, "bias_correction": False},
+        {"lr": 1.0},
+        {"rounding": "nearest"},
+        {"moment": False},
+        {"grad": torch.bfloat16},
+        {"grad": torch.float16},
+        {"tensor": True, "weight_decay": 0.3},
+        {"beta": 0.0},
+    ],
+    ids=str,
+)
+def test_float_steps_agree_with_the_reference(dtype, changes, device):
+    changes = dict(changes)
+    grad_dtype, moment, tensor = (
+        changes.pop("grad", torch.float32),
+        changes.pop("moment", True),
+        changes.pop("tensor", False),
+    )
+    rule = {**RULE, "bound": 3.0, "rounding": None, **changes}
+    crossings = [0.0, 0.0, 1.0, 0.3, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+    weights = [draw(s, i).to(dtype) for i, s in enumerate(SHAPES)]
+    if len(weights[3]):
+        weights[3].view(-1)[:4] = 0.0
+    scales = [w.float().square().mean().sqrt() if w.numel() else torch.zeros(()) for w in weights]
+    theirs, ours = [w.clone() for w in weights], [w.clone().to(device) for w in weights]
+    reference, state = State("cpu", moment), State(device, moment)
+    lr = rule.pop("lr")
+    for t in range(3):
+        grads = gradients(t, grad_dtype)
+        update.madam_(
+            theirs, grads, *reference.arguments(), scales, reference.nonfinite, streams=STREAMS, crossings=crossings,
+            lr=torch.tensor(lr) if tensor else lr, **rule,
+        )  # fmt: skip
+        launch.float_step(
+            ours, [g.to(device) for g in grads], *state.arguments(), [s.to(device) for s in scales], state.nonfinite,
+            streams=STREAMS, crossings=crossings, lr=torch.tensor(lr, device=device) if tensor else lr, **rule,
+        )  # fmt: skip
+        state.assert_equals(reference)
+        for w, v, shape in zip(theirs, ours, SHAPES, strict=True):
+            if dtype == torch.float32:
+                size = torch.maximum(w.abs(), w.abs().mean() if w.numel() else w.abs())
+                assert torch.all((v.cpu() - w).abs() <= 3e-6 * (1 + lr) * size), shape
+            else:
+                differ = (v.cpu() != w).float()
+                assert differ.sum() <= 1 + 0.01 * differ.numel(), shape
+                step = {torch.bfloat16: 2**-7, torch.float16: 2**-9}[dtype]
+                # A weight that rounded the other way at an earlier step, when it was larger, may since have shrunk.
+                torch.testing.assert_close(v.cpu().float(), w.float(), rtol=step, atol=step)
+
+
+def test_float_steps_take_any_dense_memory_order(device):
+    shape, rule = (4, 6, 5, 3), {**RULE, "bound": 3.0, "rounding": None}
+    w, g = draw(shape, 0), draw(shape, 1)
+    plain, last = w.clone().to(device), w.clone().to(device).to(memory_format=torch.channels_last)
+    moments = [torch.zeros(shape, device=device), torch.zeros_like(last)]
+    for p, v in zip((plain, last), moments, strict=True):
+        launch.float_step(
+            [p], [g.to(device)], [v], [torch.zeros((), device=device)], [torch.ones((), device=device)],
+            [torch.zeros((), dtype=torch.int64, device=device)], streams=[1], crossings=[0.0], **rule,
+        )  # fmt: skip
+    assert torch.equal(plain, last)
+    assert torch.equal(*moments)
+
+
+# ---- codes
+
+LADDERS = {
+    "paper12": LadderFormat.preset("paper12"),
+    "paper10": LadderFormat.preset("paper10"),
+    "paper8": LadderFormat.preset("paper8"),
+    "signed8": LadderFormat.preset("signed8"),
+    "signed12": LadderFormat.preset("signed12"),
+    "synapse": LadderFormat.preset("synapse"),
+    "paper15": LadderFormat.paper(15, 0.000125),
+    "signed3": LadderFormat.signed(3, 0.5),
+}
+
+
+def coded(ladder, signs, device):
+    codings = [CodeLayout.contiguous(ladder, s, signs, sign_key=noise.stream(3, i)) for i, s in enumerate(SHAPES)]
+    planes = []
+    for i, coding in enumerate(codings):
+        generator = torch.Generator().manual_seed(i)
+        codes = torch.randint(0, ladder.levels, (coding.rows, coding.columns), generator=generator, dtype=torch.int32)
+        if not ladder.is_signed and signs == "plane":
+            codes |= torch.randint(0, 2, codes.shape, generator=generator, dtype=torch.int32) << ladder.code_bits
+        planes.append([p.to(device) for p in coding.pack(codes)])
+    return codings, planes
+
+
+CASES = [
+    *itertools.product(LADDERS, ["plane"], ["nearest", "stochastic"], [{}]),
+    ("paper12", "seed", "nearest", {}),
+    ("paper12", "seed", "stochastic", {}),
+    ("paper8", "positive", "nearest", {}),
+    ("paper12", "plane", "stochastic", {"maximize": True, "bias_correction": False}),
+    ("paper12", "plane", "nearest", {"grad": torch.bfloat16}),
+    ("signed8", "plane", "stochastic", {"grad": torch.bfloat16}),
+    ("signed8", "plane", "stochastic", {"moment": False}),
+    ("paper12", "plane", "nearest", {"weight_decay": 0.5}),
+    ("signed8", "plane", "stochastic", {"tensor": True}),
+    ("paper12", "plane", "nearest", {"tensor": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "signs", "rounding", "changes"), CASES, ids=str)
+def test_coded_steps_give_exactly_the_codes_of_the_reference(name, signs, rounding, changes, device):
+    changes = dict(changes)
+    grad_dtype, moment, tensor = (
+        changes.pop("grad", torch.float32),
+        changes.pop("moment", True),
+        changes.pop("tensor", False),
+    )
+    rule = {**RULE, "rounding": rounding, **changes}
+    lr = 0.03125 if tensor else rule["lr"]  # as a float32 tensor, a number that is one
+    rule.pop("lr")
+    ladder = LADDERS[name]
+    codings, theirs = coded(ladder, signs, "cpu")
+    _, ours = coded(ladder, signs, device)
+    reference, state = State("cpu", moment), State(device, moment)
+    for t in range(3):
+        grads = gradients(t, grad_dtype)
+        update.madam_coded_(
+            theirs, codings, grads, *reference.arguments(), reference.nonfinite, streams=STREAMS,
+            lr=torch.tensor(lr) if tensor else lr, **rule,
+        )  # fmt: skip
+        launch.coded_step(
+            ours, codings, [g.to(device) for g in grads], *state.arguments(), state.nonfinite, streams=STREAMS,
+            lr=torch.tensor(lr, device=device) if tensor else lr, **rule,
+        )  # fmt: skip
+        state.assert_equals(reference)
+        for a, b, shape in zip(theirs, ours, SHAPES, strict=True):
+            for plane, other in zip(a, b, strict=True):
+                assert torch.equal(plane, other.cpu()), (t, shape)
+
+
+# ---- decoding
+
+
+@pytest.mark.parametrize("name", LADDERS)
+@pytest.mark.parametrize("signs", ["plane", "seed", "positive"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_decoding_agrees_with_the_reference_on_every_shape_and_range_of_rows(name, signs, dtype, device):
+    ladder = LADDERS[name]
+    if ladder.is_signed and signs != "plane":
+        signs = "plane"
+    codings, planes = coded(ladder, signs, device)
+    limit = torch.tensor(0.37, device=device)
+    for coding, own in zip(codings, planes, strict=True):
+        for first, last in {(0, coding.rows), (min(1, coding.rows), coding.rows)}:
+            part = [p[first:last] for p in own]
+            found = launch.decode(part, limit, coding, first, dtype)
+            expected = ladder.decode(coding.unpack([p.cpu() for p in part], first), limit.cpu()).to(dtype)
+            assert found.shape == expected.shape
+            assert found.dtype == dtype
+            tolerance = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+            torch.testing.assert_close(
+                found.cpu(), expected, rtol=tolerance, atol=1e-7 if dtype == torch.float32 else 2**-20
+            )
+
+
+def test_what_lies_beside_a_tensor_is_not_touched(device):
+    """Planes, moments and weights are cut out of poisoned memory, which must come back as it was."""
+    ladder = LadderFormat.preset("paper12")
+    coding = CodeLayout.contiguous(ladder, (3, 27))
+    cuts, planes = [], []
+    for rows, width in coding.plane_shapes:
+        memory = torch.full((rows * width + 64,), 0xA5, dtype=torch.uint8, device=device)
+        planes.append(memory[32 : 32 + rows * width].view(rows, width))
+        cuts.append(memory)
+    moment_memory = torch.full((81 + 32,), 7.0, device=device)
+    moment = moment_memory[16 : 16 + 81].view(3, 27)
+    launch.coded_step(
+        [planes], [coding], [draw((3, 27), 0).to(device)], [moment], [torch.zeros((), device=device)],
+        [torch.zeros((), dtype=torch.int64, device=device)], streams=[1], rounding="stochastic", **RULE,
+    )  # fmt: skip
+    for memory in cuts:
+        assert torch.all(memory[:32] == 0xA5)
+        assert torch.all(memory[-32:] == 0xA5)
+    assert torch.all(moment_memory[:16] == 7)
+    assert torch.all(moment_memory[-16:] == 7)
