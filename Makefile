@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all lint pytest torch-oldest clean
+.PHONY: demo test test-all bench lint pytest torch-oldest clean
 
 demo: $(VENV)/installed
 	$(RUN) -m madam_lab demo
@@ -16,6 +16,9 @@ test-all: lint
 	$(RUN) -m pytest -n 2 -m "not gpu"
 	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
 	$(MAKE) torch-oldest
+
+bench: $(VENV)/installed
+	$(RUN) -m benchmarks
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff format --check .

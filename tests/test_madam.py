@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import shutil
 import warnings
 
 import pytest
@@ -11,9 +10,9 @@ import torch
 from torch import nn
 
 import torchmadam
+from compiler import needs_a_compiler
 from torchmadam import Madam
 
-needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 

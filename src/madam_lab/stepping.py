@@ -44,6 +44,7 @@ class Stepper:
         self.forward: Callable[[Tensor], Tensor] = model
         self._autocast = self.on_gpu and recipe.precision == "bf16"
         if compiled:
+            torch.compiler.reset()  # earlier runs in this process must not count against the limit of recompilations
             coded = any(isinstance(p, LadderTensor) for p in model.parameters())
             self.forward = torch.compile(model, dynamic=False, options=compile_options() if coded else None)
         self._seen: dict[tuple[int, ...], int] = {}

@@ -216,3 +216,15 @@ def test_evaluation_over_batches_is_the_mean_over_answers(name, tiny):
             count += len(y)
     expected = np.exp(total / count) if name == "wikitext2" else 100 * wrong / count
     assert score == pytest.approx(expected, rel=1e-5)
+
+
+def test_pieces_of_text_side_by_side_give_the_perplexity_of_each_alone(tiny):
+    task = TASKS["wikitext2"](tiny, torch.device("cpu"), batch=4, seed=0, smoke=True)
+    torch.manual_seed(0)
+    model = task.model().eval()
+    alone = torch.zeros(3)
+    with torch.no_grad():
+        for x, y in task._pieces("test"):
+            alone += task.loss(model, (x, y))[1]
+    assert max(x.shape[1] for x, _ in task.batches("test")) > task.columns["test"]
+    assert task.evaluate(model, "test") == pytest.approx(task.score(alone), rel=1e-5)

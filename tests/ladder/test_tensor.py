@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-import shutil
 import warnings
 
 import numpy as np
@@ -16,11 +15,11 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import torchmadam
+from compiler import needs_a_compiler
 from torchmadam import LadderTensor, Madam, to_ladder_
 
 LADDERS = ["paper12", "paper8", "signed8", "synapse"]
 every_ladder = pytest.mark.parametrize("ladder", LADDERS)
-needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
 def conv_net():

@@ -14,6 +14,7 @@ from madam_lab.tasks.task import Batch, Task, perplexity
 _FOLDER = "wikitext-2"
 _SPLITS = ("train", "valid", "test")
 _EVALUATION_BATCH = 10
+_PIECES_AT_ONCE = 8  # in evaluation: they do not depend on each other
 
 
 def read_words(root: Path) -> tuple[dict[str, Tensor], int]:
@@ -84,12 +85,22 @@ class WikiText2(Task):
         return loss, torch.stack([loss.detach() * y.numel(), torch.zeros_like(count), count]).detach()
 
     def batches(self, split: str) -> Iterator[Batch]:
-        """A split in ten columns."""
-        return self._pieces(split)
+        """A split in ten columns, several pieces side by side; what is left at the end may be shorter pieces."""
+        waiting: list[Batch] = []
+        for piece in self._pieces(split):
+            if waiting and (len(waiting) == _PIECES_AT_ONCE or len(piece[0]) != len(waiting[0][0])):
+                yield _side_by_side(waiting)
+                waiting = []
+            waiting.append(piece)
+        yield _side_by_side(waiting)
 
     def score(self, sums: Tensor) -> float:
         """Perplexity."""
         return perplexity(sums)
+
+
+def _side_by_side(pieces: list[Batch]) -> Batch:
+    return tuple(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
 
 
 def _in_columns(words: Tensor, columns: int) -> Tensor:

@@ -1,0 +1,116 @@
+"""The runner: check, time, write. ``python -m benchmarks --help``"""
+
+import argparse
+import gc
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import training, workloads
+from benchmarks.registry import ENTRIES, Entry, Missing
+from benchmarks.timing import captured, milliseconds
+from madam_lab.records import provenance
+from torchmadam import LadderFormat, to_ladder_
+from torchmadam.files import write_atomically
+
+
+def main() -> None:
+    """Time everything on one device and write results/bench/<device>.json and .md."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Steps, decoding and training, beside the peers.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each timing")
+    parser.add_argument("--out", type=Path, default=Path("results/bench"))
+    parser.add_argument("--only", default="", help="only entries whose name contains this")
+    parser.add_argument("--parts", nargs="*", default=["steps", "decode", "training"])
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    entries = [e for e in ENTRIES if device.type in e.devices and options.only in e.name]
+    result: dict[str, Any] = {"device": _name(device), **provenance(), "copy": _bandwidth(device, options.seconds)}
+    print(f"{result['device']}: a copy moves {result['copy'] / 1e12:.2f} TB/s, reading and writing counted")
+    if "steps" in options.parts:
+        broken = {e.name: e.check(device) for e in entries if e.ours}
+        large = workloads.gpt() if device.type == "cuda" else workloads.small_gpt()
+        result["steps"] = {}
+        for name, shapes in {"gpt": large, "resnet18": workloads.resnet18()}.items():
+            count = sum(torch.Size(shape).numel() for shape in shapes)
+            rows = [_time(e, shapes, device, options.seconds, broken.get(e.name), result["copy"]) for e in entries]
+            result["steps"][name] = {"weights": count, "tensors": len(shapes), "rows": rows}
+    if "decode" in options.parts:
+        result["decode"] = _decoding(device, options.seconds, result["copy"])
+    if "training" in options.parts:
+        steps = 30 if device.type == "cuda" else 2
+        result["training"] = {n: training.pictures_a_second(r, device, steps) for n, r in training.kinds().items()}
+        print(json.dumps(result["training"]))
+    stem = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.out / f"{stem}.json", [(json.dumps(result, indent=1) + "\n").encode()])
+    print(options.out / f"{stem}.json")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def _bandwidth(device: torch.device, seconds: float) -> float:
+    """Bytes a second that a copy reads and writes."""
+    size = 2**31 if device.type == "cuda" else 2**27
+    source, target = torch.ones(size, dtype=torch.uint8, device=device), torch.empty(size, dtype=torch.uint8).to(device)
+    return 2 * size / milliseconds(lambda: target.copy_(source), device, seconds) * 1000
+
+
+def _time(
+    entry: Entry, shapes: workloads.Shapes, device: torch.device, seconds: float, broken: str | None, copy: float
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": entry.name, "ours": entry.ours}
+    if broken is not None:
+        row["missing"] = f"wrong: {broken}"
+    else:
+        before = _held(device)
+        try:
+            params = entry.parameters(shapes, device)
+            step = entry.make(params, device)
+            row["ms"] = milliseconds(step, device, seconds)
+            count = sum(p.numel() for p in params)
+            if device.type == "cuda":
+                row["bytes"] = (_held(device) - before) / count
+            if entry.traffic is not None:
+                row["floor_ms"] = 1000 * entry.traffic * count / copy
+            if entry.capturable and device.type == "cuda":
+                row["captured_ms"] = milliseconds(captured(step), device, seconds)
+        except Missing as error:
+            row["missing"] = str(error)
+        params = step = None  # type: ignore[assignment]
+        gc.collect()
+    told = " ".join(f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, float))
+    print(f"{entry.name:<44} {told or row.get('missing')}", flush=True)
+    return row
+
+
+def _held(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _decoding(device: torch.device, seconds: float, copy: float) -> list[dict[str, Any]]:
+    """Decoding a square matrix to bfloat16."""
+    rows = []
+    side = 8192 if device.type == "cuda" else 1024
+    for preset in ("paper12", "paper8", "signed8"):
+        holder = torch.nn.Linear(side, side, bias=False, device=device)
+        to_ladder_(holder, LadderFormat.preset(preset), dtype=torch.bfloat16)
+        weight = holder.weight.detach()
+        traffic = LadderFormat.preset(preset).stored_bits / 8 + 2
+        row = {
+            "ladder": preset,
+            "ms": milliseconds(weight.decode, device, seconds),
+            "floor_ms": 1000 * traffic * side * side / copy,
+        }
+        rows.append(row)
+        print("decode", row, flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

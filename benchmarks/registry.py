@@ -1,0 +1,162 @@
+"""What is timed: our steps and the peers'. One entry each; a peer that is not installed shows as missing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.workloads import Shapes, odd
+from torchmadam import LadderFormat, LadderTensor, Madam, to_ladder_, update
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to make a step.
+
+    Attributes:
+        name: as the table shows it.
+        make: parameters from shapes, then an optimiser on them.
+        weights, grads: dtypes.
+        ladder: the number system of coded weights.
+        traffic: the bytes a weight that a step must at least read and write; None for peers.
+        devices: where it runs.
+        capturable: as a CUDA graph, too.
+        ours: checked against the reference before it is timed.
+    """
+
+    name: str
+    make: Callable[[list[nn.Parameter], torch.device], Step]
+    weights: torch.dtype = torch.float32
+    ladder: LadderFormat | None = None
+    traffic: float | None = None
+    devices: tuple[str, ...] = ("cuda", "cpu")
+    capturable: bool = False
+    ours: bool = False
+
+    def parameters(self, shapes: Shapes, device: torch.device, seed: int = 0) -> list[nn.Parameter]:
+        """Random weights with random gradients."""
+        generator = torch.Generator(device).manual_seed(seed)
+        params = []
+        for shape in shapes:
+            holder = nn.Module()
+            weight = 0.02 * torch.randn(shape, generator=generator, device=device)
+            holder.weight = nn.Parameter(weight.to(self.weights))
+            if self.ladder is not None:
+                to_ladder_(holder, self.ladder, dtype=self.weights)
+            param = next(holder.parameters())
+            param.grad = (1e-3 * torch.randn(shape, generator=generator, device=device)).to(self.weights)
+            params.append(param)
+        return params
+
+    def check(self, device: torch.device) -> str | None:
+        """What is wrong with a few steps on awkward shapes, compared with the reference on the CPU; None if nothing."""
+        here, there = self.parameters(odd(), torch.device("cpu")), self.parameters(odd(), torch.device("cpu"))
+        there = [_moved(p, device) for p in there]
+        steps = [self.make(here, torch.device("cpu")), self.make(there, device)]
+        for round_number in range(3):
+            for p, q in zip(here, there, strict=True):
+                new = torch.randn(p.shape, generator=torch.Generator().manual_seed(round_number))
+                p.grad, q.grad = new.to(self.weights), new.to(device, self.weights)
+            for step in steps:
+                step()
+        for p, q in zip(here, there, strict=True):
+            if isinstance(p, LadderTensor) and isinstance(q, LadderTensor):
+                if not torch.equal(p.codes(), q.codes().cpu()):
+                    return f"codes of {tuple(p.shape)} differ from the reference's"
+            elif not torch.allclose(p.detach(), q.detach().cpu(), rtol=1e-5 if p.dtype == torch.float32 else 2**-6):
+                return f"weights of {tuple(p.shape)} differ from the reference's"
+        return None
+
+
+def _moved(param: nn.Parameter, device: torch.device) -> nn.Parameter:
+    return param if device.type == "cpu" else nn.Parameter(param.detach().to(device))
+
+
+class Missing(Exception):  # noqa: N818 (said in the table, not an error)
+    """A peer that cannot run here, and why."""
+
+
+# ---- ours
+
+
+def _madam(params: list[nn.Parameter], device: torch.device, **arguments: Any) -> Step:
+    lr: Any = torch.tensor(0.01, device=device) if device.type == "cuda" else 0.01
+    return Madam(params, lr, **arguments).step
+
+
+def _stochastic(params: list[nn.Parameter], device: torch.device) -> Step:
+    return _madam(params, device, rounding="stochastic")
+
+
+def _plain_rule(params: list[nn.Parameter], device: torch.device) -> Step:
+    """The rule as one eager operation after another: what the kernels have to beat."""
+    weights = [p.detach() for p in params]
+    zeros: Callable[[], list[Tensor]] = lambda: [torch.zeros((), device=device) for _ in params]  # noqa: E731
+    moments, steps = [torch.zeros_like(w) for w in weights], zeros()
+    scales = [w.square().mean().sqrt() for w in weights]
+    bad = [torch.zeros((), dtype=torch.int64, device=device) for _ in params]
+    streams, crossings = list(range(len(params))), [0.0] * len(params)
+    return lambda: update.madam_(
+        weights, [p.grad for p in params], moments, steps, scales, bad, streams=streams, crossings=crossings, lr=0.01,
+        beta=0.999, max_step=8.0, bound=3.0, weight_decay=0.0, bias_correction=True, rounding=None, maximize=False,
+    )  # fmt: skip
+
+
+# ---- peers
+
+
+def _adamw(params: list[nn.Parameter], device: torch.device, **how: bool) -> Step:
+    return torch.optim.AdamW(params, lr=1e-4, **how).step
+
+
+def _sgd(params: list[nn.Parameter], device: torch.device) -> Step:
+    return torch.optim.SGD(params, lr=1e-4, momentum=0.9, fused=True).step
+
+
+def _bitsandbytes(params: list[nn.Parameter], device: torch.device) -> Step:
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise Missing("not installed") from error
+    return bitsandbytes.optim.AdamW8bit(params, lr=1e-4).step  # type: ignore[no-any-return]
+
+
+def _torchao(params: list[nn.Parameter], device: torch.device, name: str) -> Step:
+    try:
+        from torchao import optim
+    except ImportError as error:
+        raise Missing("not installed") from error
+    return getattr(optim, name)(params, lr=1e-4, bf16_stochastic_round=True).step  # type: ignore[no-any-return]
+
+
+def _coded(name: str, preset: str, weights: torch.dtype = torch.bfloat16) -> Entry:
+    ladder = LadderFormat.preset(preset)
+    stored = ladder.stored_bits / 8
+    # Codes are read and written, but for the signs of the paper's ladder, which are only read; the gradient is read,
+    # the second moment is read and written.
+    codes = 2 * stored if ladder.is_signed else 2 * stored - 1 / 8
+    return Entry(name, _stochastic, weights, ladder, codes + weights.itemsize + 8, capturable=True, ours=True)
+
+
+ENTRIES = [
+    Entry("torch AdamW fused, float32", lambda p, d: _adamw(p, d, fused=True)),
+    Entry("torch AdamW foreach, float32", lambda p, d: _adamw(p, d, foreach=True)),
+    Entry("torch AdamW fused, bfloat16", lambda p, d: _adamw(p, d, fused=True), torch.bfloat16),
+    Entry("torch SGD momentum fused, float32", _sgd, capturable=True),
+    Entry("bitsandbytes AdamW8bit, float32", _bitsandbytes, devices=("cuda",)),
+    Entry("bitsandbytes AdamW8bit, bfloat16", _bitsandbytes, torch.bfloat16, devices=("cuda",)),
+    Entry("torchao AdamW8bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW8bit"), torch.bfloat16, devices=("cuda",)),
+    Entry("torchao AdamW4bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW4bit"), torch.bfloat16, devices=("cuda",)),
+    Entry("Madam's rule, one operation after another", _plain_rule),
+    Entry("Madam float32", _madam, traffic=20, capturable=True, ours=True),
+    Entry("Madam bfloat16", _madam, torch.bfloat16, traffic=14, capturable=True, ours=True),
+    _coded("Madam 12-bit", "paper12"),
+    _coded("Madam 10-bit", "paper10"),
+    _coded("Madam 8-bit", "paper8"),
+    _coded("Madam signed 8-bit", "signed8"),
+    _coded("Madam signed 12-bit", "signed12"),
+]

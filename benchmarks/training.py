@@ -1,0 +1,88 @@
+"""Pictures a second when ResNet-18 trains, on random pictures of CIFAR-10's size."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from madam_lab import recipes
+from madam_lab.models.resnet import ResNet18
+from madam_lab.recipes import Recipe
+from madam_lab.stepping import Stepper, build_optimiser
+from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent
+from torchmadam import to_ladder_
+
+
+class RandomPictures(Task):
+    """One batch, again and again."""
+
+    name, metric = "random", "error"
+
+    def __init__(self, device: torch.device, batch: int) -> None:
+        self.device, self.steps = device, 1
+        pictures = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+        self._batch = pictures, torch.randint(10, (batch,), device=device)
+
+    def model(self) -> nn.Module:
+        """ResNet-18, channels_last."""
+        return ResNet18(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batch."""
+        yield self._batch
+
+    batches = epoch  # type: ignore[assignment]
+
+    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross entropy."""
+        logits = forward(batch[0]).float()
+        loss = F.cross_entropy(logits, batch[1])
+        return loss, classification_sums(logits, batch[1], loss)
+
+    def score(self, sums: Tensor) -> float:
+        """Error in per cent."""
+        return error_percent(sums)
+
+
+def kinds() -> dict[str, Recipe]:
+    """What is compared, first the peer."""
+    return {
+        "AdamW fused, float32": replace(recipes.get("cifar10_adam"), optimiser="adamw"),
+        "Madam float32": recipes.get("cifar10_madam"),
+        "Madam 12-bit": recipes.get("cifar10_madam_12bit"),
+        "Madam signed 8-bit": replace(
+            recipes.get("cifar10_madam_12bit"), ladder=recipes.get("digits_madam_signed8").ladder, conversion={}
+        ),
+    }
+
+
+def pictures_a_second(recipe: Recipe, device: torch.device, steps: int) -> float:
+    """Forward, backward and step, compiled and (on a GPU) captured; the median of five stretches of ``steps``."""
+    torch.set_float32_matmul_precision("high")
+    task = RandomPictures(device, recipe.batch if device.type == "cuda" else 16)
+    torch.manual_seed(0)
+    model = task.model()
+    if recipe.ladder is not None:
+        to_ladder_(model, recipe.ladder, **recipe.conversion)
+    model.to(device)
+    stepper = Stepper(recipe, task, model, build_optimiser(recipe, model, device), compiled=device.type == "cuda")
+    (batch,) = task.epoch(0)
+    for _ in range(5):
+        stepper.step(batch)
+    stretches = []
+    for _ in range(5):
+        _synchronise(device)
+        begun = time.perf_counter()
+        for _ in range(steps):
+            stepper.step(batch)
+        _synchronise(device)
+        stretches.append(time.perf_counter() - begun)
+    return len(batch[0]) * steps / sorted(stretches)[2]
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
