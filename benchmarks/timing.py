@@ -1,4 +1,4 @@
-"""Time on a device, in milliseconds."""
+"""Time on a device, in milliseconds. Steps follow each other without a pause, as in training."""
 
 import statistics
 import time
@@ -8,25 +8,27 @@ import torch
 
 
 def milliseconds(step: Callable[[], object], device: torch.device, seconds: float = 0.5) -> float:
-    """The median over repeats that fill about so many seconds, after warming up."""
-    for _ in range(3):
-        step()
-    repeats = max(5, min(200, round(seconds / max(_once(step, device), 1e-6) * 1000)))
-    return statistics.median(_once(step, device) for _ in range(repeats))
+    """The median of five stretches that together fill about so many seconds, after warming up."""
+    _stretch(step, device, 3)
+    repeats = max(1, min(100, round(seconds * 200 / max(_stretch(step, device, 2), 1e-6))))
+    return statistics.median(_stretch(step, device, repeats) for _ in range(5))
 
 
-def _once(step: Callable[[], object], device: torch.device) -> float:
+def _stretch(step: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Milliseconds a step, over so many of them."""
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
         begin.record()
-        step()
+        for _ in range(repeats):
+            step()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end)
+        return begin.elapsed_time(end) / repeats
     begun = time.perf_counter()
-    step()
-    return 1000 * (time.perf_counter() - begun)
+    for _ in range(repeats):
+        step()
+    return 1000 * (time.perf_counter() - begun) / repeats
 
 
 def captured(step: Callable[[], object]) -> Callable[[], None]:

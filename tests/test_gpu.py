@@ -217,6 +217,38 @@ def test_a_captured_step_of_codes_replays():
         assert torch.equal(p.codes(), q.codes())
 
 
+@pytest.mark.parametrize("ladder", [None, "paper12", "signed8"])
+def test_steps_that_are_made_again_follow_every_change(ladder):
+    """What a step depends on is changed under way; a fresh process would do what the reference on the CPU does."""
+    torch.manual_seed(0)
+    here = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(72, 5))
+    if ladder:
+        torchmadam.to_ladder_(here, ladder)
+    there = copy.deepcopy(here).cuda()
+    pair = [(m, Madam(m.parameters(), lr=0.02)) for m in (here, there)]
+    for t in range(24):
+        for m, optimizer in pair:
+            group = optimizer.param_groups[0]
+            group["lr"] = 0.02 / (1 + t % 3)
+            if t == 8:
+                group["max_step"] = 2.0
+            if t == 12:
+                optimizer.state.clear()
+            if t == 16:
+                m.to(memory_format=torch.channels_last)
+            if t == 20:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            put_gradients(list(m.parameters()), t)
+            if t % 5 == 4:
+                m[2].bias.grad = None
+            optimizer.step()
+        for p, q in zip(here.parameters(), there.parameters(), strict=True):
+            if ladder:
+                assert torch.equal(p.codes(), q.codes().cpu()), t
+            else:
+                torch.testing.assert_close(p.detach(), q.detach().cpu(), rtol=1e-4, atol=1e-6)
+
+
 def test_a_coded_lstm_runs_on_cudnn():
     cell = torchmadam.to_ladder_(nn.LSTM(6, 5)).cuda()
     out, _ = cell(torch.randn(4, 2, 6, device="cuda"))

@@ -13,6 +13,7 @@ from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.ladder.watch import Watch
 from torchmadam.messages import describe
+from torchmadam.repeat import Repeats, is_launched, situation_of
 from torchmadam.state import STATE_VERSION, Exact, shield
 
 
@@ -87,6 +88,7 @@ class Madam(Optimizer):
         super().__init__(params, defaults)
         groups.warn_unmatched(self.param_groups)
         self._watch = Watch()
+        self._repeats = Repeats()
         self._built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -112,43 +114,59 @@ class Madam(Optimizer):
                 loss = closure()
 
         for group in self.param_groups:
-            self._check_capture(group["lr"])
-            if any(isinstance(p, LadderTensor) for p in group["params"]):
-                self._step_coded(group)
-            params: list[Tensor] = []
-            grads: list[Tensor] = []
-            moments: list[Tensor] = []
-            steps: list[Tensor] = []
-            scales: list[Tensor] = []
-            nonfinite: list[Tensor] = []
-            streams: list[int] = []
-            crossings: list[float] = []
-            self._init_group(group, params, grads, moments, steps, scales, nonfinite, streams, crossings)
-            if not params:
+            if torch.compiler.is_compiling():
+                self._step_group(group)
                 continue
-            ops.float_step_(
-                [groups.as_real(p) for p in params],
-                [groups.as_real(g) for g in grads],
-                moments,
-                steps,
-                scales,
-                nonfinite,
-                streams=streams,
-                crossings=crossings,
-                bound=group["bound"],
-                **self._rule(group),
-            )
+            self._check_capture(group["lr"])
+            coded = any(isinstance(p, LadderTensor) for p in group["params"])
+            if coded:
+                self._watch.look(group)
+            situation = situation_of(group, self.state) if is_launched(group) else None
+            if situation is None or not self._repeats.again(situation, group["lr"]):
+                launches = self._step_group(group)
+                if situation is not None and launches:
+                    self._repeats.keep(situation, launches)
+            if coded:
+                torch.clear_autocast_cache()  # which may hold casts of the weights as they were
         return loss
 
+    def _step_group(self, group: dict[str, Any]) -> list[Any] | None:
+        """A step of one group. Where only kernels ran, returns functions of lr that make the same step again."""
+        launches: list[Any] | None = []
+        if any(isinstance(p, LadderTensor) for p in group["params"]):
+            launches = self._step_coded(group)
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        moments: list[Tensor] = []
+        steps: list[Tensor] = []
+        scales: list[Tensor] = []
+        nonfinite: list[Tensor] = []
+        streams: list[int] = []
+        crossings: list[float] = []
+        self._init_group(group, params, grads, moments, steps, scales, nonfinite, streams, crossings)
+        if not params:
+            return launches
+        own = ops.float_step_(
+            [groups.as_real(p) for p in params],
+            [groups.as_real(g) for g in grads],
+            moments,
+            steps,
+            scales,
+            nonfinite,
+            streams=streams,
+            crossings=crossings,
+            bound=group["bound"],
+            **self._rule(group),
+        )
+        return None if launches is None or own is None else launches + own
+
     @_disable_dynamo  # torch.compiler.disable would import the whole compiler with this module
-    def _step_coded(self, group: dict[str, Any]) -> None:
-        ready = self._ready(group, coded=True)
-        if not ready:
-            return
-        params = [p for _, p in ready]
+    def _step_coded(self, group: dict[str, Any]) -> list[Any] | None:
+        params = [p for _, p in self._ready(group, coded=True)]
+        if not params:
+            return []
         states = [self.state[p] for p in params]
-        self._watch.look([name for name, _ in ready], params, group["lr"], group["rounding"])
-        ops.coded_step_(
+        launches = ops.coded_step_(
             [p.planes for p in params],
             [p.coding for p in params],
             [p.grad for p in params],
@@ -158,9 +176,8 @@ class Madam(Optimizer):
             streams=[noise.stream(group["seed"], state["index"]) for state in states],
             **self._rule(group),
         )
-        for p in params:
-            torch.autograd.graph.increment_version(p)
-        torch.clear_autocast_cache()  # which may hold casts of the weights as they were
+        torch.autograd.graph.increment_version(params)
+        return launches
 
     @staticmethod
     def _rule(group: dict[str, Any]) -> dict[str, Any]:
@@ -272,6 +289,7 @@ class Madam(Optimizer):
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # the base class's own addition; Madam has no such argument
         self.__dict__.setdefault("_watch", Watch())
+        self.__dict__.setdefault("_repeats", Repeats())
         self._built = True
         for group in self.param_groups:
             for name, value in self.defaults.items():

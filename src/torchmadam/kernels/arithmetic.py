@@ -1,7 +1,9 @@
 """Pieces of the rule as Triton functions. Each mirrors a reference: noise.py, moment.py, update.py or ladder/format.py.
 
-Codes must come out exactly as the reference makes them, so everything before a rounding uses correctly rounded division
-and square root, and kernels are launched with ``enable_fp_fusion=False``.
+Codes must come out exactly as the reference makes them, and exactly rounded division and square root are slow. So a
+step of codes is first made with a fast reciprocal root; only blocks in which some weight came so close to a rounding's
+threshold that the error could matter, one in fifty or so, are done again in the reference's own arithmetic. Kernels
+that have to agree with it are launched with ``enable_fp_fusion=False``.
 """
 
 import triton
@@ -29,12 +31,19 @@ def random_bits(position, low, high):
 
 
 @triton.jit
-def direction(grad, moment, correction, beta, fresh, max_step, MOMENT: tl.constexpr, CORRECT: tl.constexpr):
-    """U, the new second moment, and where the gradient was usable (update.direction_). ``fresh`` is 1 - beta."""
+def moment_of(grad, moment, beta, fresh, MOMENT: tl.constexpr):
+    """The new second moment, and where the gradient was usable (update.direction_). ``fresh`` is 1 - beta."""
     square = grad * grad
     usable = square <= 3.4028234663852886e38  # false for infinity and NaN
     if MOMENT:
         moment = tl.where(usable, moment * beta + square * fresh, moment)
+    return moment, usable
+
+
+@triton.jit
+def direction(grad, moment, correction, max_step, MOMENT: tl.constexpr, CORRECT: tl.constexpr):
+    """U to the last bit (update.direction_), for gradients that are usable."""
+    if MOMENT:
         if CORRECT:
             rms = tl.sqrt_rn(tl.div_rn(moment, correction))
         else:
@@ -44,7 +53,21 @@ def direction(grad, moment, correction, beta, fresh, max_step, MOMENT: tl.conste
         u = tl.where(rms > 0, u, 0.0)
     else:
         u = sign(grad)
-    return tl.where(usable, u, 0.0), moment, usable
+    return u
+
+
+@triton.jit
+def fast_direction(grad, moment, inverse, max_step, MOMENT: tl.constexpr, CORRECT: tl.constexpr):
+    """U to 21 bits; ``inverse`` is one over the correction."""
+    if MOMENT:
+        if CORRECT:
+            u = grad * tl.rsqrt(moment * inverse)
+        else:
+            u = grad * tl.rsqrt(moment)
+        u = tl.where(moment > 0, tl.minimum(tl.maximum(u, -max_step), max_step), 0.0)
+    else:
+        u = sign(grad)
+    return u
 
 
 @triton.jit
@@ -85,6 +108,19 @@ def rounded(x, bits, STOCHASTIC: tl.constexpr):
         return tl.floor(x + (bits >> 8).to(tl.float32) * 5.9604644775390625e-08)
     else:
         return round_half_even(x)
+
+
+@triton.jit
+def fast_rounded(x, bits, STOCHASTIC: tl.constexpr):
+    """As an int32 what :func:`rounded` makes of x, and a doubt: above .4999992 it may be wrong, x being inexact."""
+    if STOCHASTIC:
+        # 1.5 comes off again here: 1 for the exponent that makes the bits a number in [1, 2), and .5 to round down.
+        y = x + (((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.5)
+    else:
+        y = x
+    shifted = y + 12582912.0
+    doubt = tl.abs(y - (shifted - 12582912.0)) + tl.abs(x) * 9.5367431640625e-07
+    return shifted.to(tl.int32, bitcast=True) - 0x4B400000, doubt
 
 
 @triton.jit

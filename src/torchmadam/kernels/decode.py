@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from torchmadam.kernels.arithmetic import random_bits, random_key, sinh
-from torchmadam.kernels.step import groups_of, load_plane
+from torchmadam.kernels.planes import groups_of, load_plane
 
 
 @triton.jit
@@ -19,21 +19,22 @@ def decode_kernel(
     zero = tl.zeros([], tl.int64)
     rows, columns = (zero + rows).to(INDEX), (zero + columns).to(INDEX)
     block = tl.program_id(0).to(tl.int64)
-    row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, GROUPS)
-    k = load_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, GROUPS)
+    row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, 8, GROUPS)
+    k = load_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, 8, GROUPS)
     if W1 > 0:
-        k = (k << W1) | load_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, GROUPS)
+        k = (k << W1) | load_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, 8, GROUPS)
     if W2 > 0:
-        k = (k << W2) | load_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, GROUPS)
+        k = (k << W2) | load_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, 8, GROUPS)
     if W3 > 0:
-        k = (k << W3) | load_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, GROUPS)
+        k = (k << W3) | load_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, 8, GROUPS)
     top = tl.load(limit)
     if SIGNED:
-        value = sinh((k - TOP).to(tl.float32) * spacing) * (top * crossing)
+        # TOP comes off the float: ptxas 12.8 loses some of the same subtractions of narrow integers.
+        value = sinh((k.to(tl.float32) - TOP) * spacing) * (top * crossing)
     else:
         value = tl.exp(k.to(tl.float32) * -spacing) * top
         if SIGN_MODE == 1:
-            negative = load_plane(signs, row, group, (columns + 7) // 8, whole, FLAT, 1, GROUPS)
+            negative = load_plane(signs, row, group, (columns + 7) // 8, whole, FLAT, 1, 8, GROUPS)
             value = tl.where(negative > 0, -value, value)
         if SIGN_MODE == 2:
             low, high = random_key(zero + sign_key, tl.zeros([], tl.float32))

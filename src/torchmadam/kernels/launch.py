@@ -4,6 +4,7 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from torchmadam.kernels import decode as decoding
-from torchmadam.kernels import step as stepping
+from torchmadam.kernels import step_coded, step_float, tables
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
-BLOCK = 1024
+BLOCK = 1024  # elements
+SPAN = 4  # blocks that a program of a step works through
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
 EXACT = {"enable_fp_fusion": False, "num_warps": 4}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -27,14 +29,50 @@ def takes(param: Tensor, grad: Tensor) -> bool:
     return param.dtype in _TYPES and grad.dtype in _TYPES and _is_dense(param)
 
 
+class Launches:
+    """The launches of a step. They can be made again while every tensor in them stays where it is.
+
+    The first call compiles; later ones go straight to the compiled kernels, which takes a tenth of the time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._all: list[tuple[Any, int, dict[str, Any], float]] = []
+        self._compiled: list[Any] = []
+
+    def add(self, kernel: Any, programs: int, arguments: dict[str, Any], unit: float = 0.0) -> None:
+        """One more kernel; with a unit, its argument ``lr`` is the learning rate in that unit."""
+        if programs > 0:
+            self._all.append((kernel, programs, arguments, unit))
+
+    def __call__(self, lr: float | Tensor) -> None:
+        """Launch. Whether lr is a tensor, and then which one, must not change from one call to the next."""
+        with _on(self._device):
+            if self._compiled:
+                for run, (_, _, arguments, unit) in zip(self._compiled, self._all, strict=True):
+                    if unit and not isinstance(lr, Tensor):
+                        arguments["lr"] = lr / unit
+                    run(*arguments.values())
+                return
+            for kernel, programs, arguments, unit in self._all:
+                if unit and not isinstance(lr, Tensor):
+                    arguments["lr"] = lr / unit
+                compiled = kernel[(programs,)](**arguments, **EXACT)
+                if compiled is not None:  # as it is under Triton's interpreter
+                    self._compiled.append(compiled[(programs, 1, 1)])
+
+
 def float_step(
     params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], steps: Sequence[Tensor],
     scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int], crossings: Sequence[float],
     lr: float | Tensor, beta: float, max_step: float, bound: float | None, weight_decay: float, bias_correction: bool,
     rounding: str | None, maximize: bool,
-) -> None:  # fmt: skip
-    """update.madam_ in one launch; all parameters of one dtype on one device, and all gradients of one dtype."""
-    grads = [_laid_out_like(grad, param) for grad, param in zip(grads, params, strict=True)]
+) -> Launches | None:  # fmt: skip
+    """update.madam_ in one launch; all parameters of one dtype on one device, and all gradients of one dtype.
+
+    Returns the launches, for another step on the same tensors; None if gradients had to be copied for this one.
+    """
+    laid_out = [_laid_out_like(grad, param) for grad, param in zip(grads, params, strict=True)]
     held = moments or steps  # without second moments the address is not used
     rows = [
         [
@@ -42,26 +80,31 @@ def float_step(
             stream, scale.data_ptr(), _float_bits(crossing),
         ]
         for param, grad, moment, step, bad, stream, scale, crossing in zip(
-            params, grads, held, steps, nonfinite, streams, scales, crossings, strict=True
+            params, laid_out, held, steps, nonfinite, streams, scales, crossings, strict=True
         )
     ]  # fmt: skip
     device, dtype = params[0].device, params[0].dtype
-    table = _table(rows, device)
-    blocks = _blocks(tuple(-(-p.numel() // BLOCK) for p in params), device)
-    corrections = _clock(table, len(rows), beta, stepping.FLOAT_COLUMNS, device)
-    if not len(blocks):
-        return
-    stepping.float_kernel[(len(blocks),)](
-        table, blocks, corrections, lr if isinstance(lr, Tensor) else corrections,
-        0.0 if isinstance(lr, Tensor) else lr, beta, 1 - beta, max_step, bound or 0.0, weight_decay, _LEAST[dtype],
-        torch.finfo(dtype).max, P=_TYPES[dtype], G=_TYPES[grads[0].dtype], HAS_MOMENT=bool(moments),
-        CORRECT=bias_correction and beta > 0, BOUNDED=bound is not None, DECAYS=weight_decay != 0, MAXIMIZE=maximize,
-        LOST=_LOST[dtype], STOCHASTIC=_LOST[dtype] > 0 and rounding != "nearest",
-        LR_IS_TENSOR=isinstance(lr, Tensor),
-        ALIGNED=_aligned(rows, [stepping.PARAM, stepping.GRAD, *([stepping.MOMENT] if moments else [])]),
-        FIELDS=stepping.FLOAT_COLUMNS, BLOCK=BLOCK, **EXACT,
+    launches = Launches(device)
+    table, clock = _table(rows, device), _add_clock(launches, rows, beta, tables.FLOAT_COLUMNS, device)
+    blocks = _blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
+    launches.add(
+        step_float.float_kernel, len(blocks),
+        {
+            "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
+            "lr": 0.0, "beta": beta, "fresh": 1 - beta, "max_step": max_step, "bound": bound or 0.0,
+            "decay": weight_decay, "least": _LEAST[dtype], "most": torch.finfo(dtype).max, "P": _TYPES[dtype],
+            "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments), "CORRECT": bias_correction and beta > 0,
+            "BOUNDED": bound is not None, "DECAYS": weight_decay != 0, "MAXIMIZE": maximize, "LOST": _LOST[dtype],
+            "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
+            "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
+            "INDEX": _index_type(max(p.numel() for p in params)), "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK,
+            "SPAN": SPAN,
+        },
+        unit=1.0,
     )  # fmt: skip
+    launches(lr)
     torch.autograd.graph.increment_version(params)
+    return launches if all(a is b for a, b in zip(laid_out, grads, strict=True)) else None
 
 
 def coded_step(
@@ -69,10 +112,10 @@ def coded_step(
     moments: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
     lr: float | Tensor, beta: float, max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None,
     maximize: bool,
-) -> None:  # fmt: skip
+) -> Launches | None:  # fmt: skip
     """update.madam_coded_ in one launch, or two if some matrices have rows that end within a byte.
 
-    All tensors are of one ladder, one kind of signs and one gradient dtype.
+    All tensors are of one ladder, one kind of signs and one gradient dtype. Returns what :func:`float_step` does.
     """
     held = moments or steps
     kinds: dict[bool, tuple[list[list[int]], list[int]]] = {True: ([], []), False: ([], [])}
@@ -90,29 +133,36 @@ def coded_step(
                 *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)),
             ]
         )  # fmt: skip
-        counts.append(_count_blocks(coding.rows, coding.columns))
+        counts.append(-(-_count_blocks(coding.rows, coding.columns) // SPAN))
     device, ladder = laid_out[0].device, codings[0].format
+    launches = Launches(device)
+    wide = [tables.GRAD, tables.MOMENT, *range(tables.PLANES, tables.CODED_COLUMNS)]
+    if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
+        wide.append(tables.SIGNS)
     for flat, (rows, counts) in kinds.items():
         if not rows:
             continue
-        table = _table(rows, device)
-        corrections = _clock(table, len(rows), beta, stepping.CODED_COLUMNS, device)
+        table, clock = _table(rows, device), _add_clock(launches, rows, beta, tables.CODED_COLUMNS, device)
         blocks = _blocks(tuple(counts), device)
-        if not len(blocks):
-            continue
-        in_plane = _ladder_arguments(codings[0])["SIGN_MODE"] == 1
-        wide = [stepping.GRAD, stepping.MOMENT, *range(stepping.PLANES, stepping.CODED_COLUMNS)]
-        stepping.coded_kernel[(len(blocks),)](
-            table, blocks, corrections, lr if isinstance(lr, Tensor) else corrections,
-            0.0 if isinstance(lr, Tensor) else lr / ladder.spacing, ladder.spacing, beta, 1 - beta, max_step,
-            weight_decay, G=_TYPES[laid_out[0].dtype], HAS_MOMENT=bool(moments), CORRECT=bias_correction and beta > 0,
-            DECAYS=weight_decay != 0, MAXIMIZE=maximize,
-            STOCHASTIC=(rounding or ladder.default_rounding) == "stochastic", LR_IS_TENSOR=isinstance(lr, Tensor),
-            FLAT=flat, ALIGNED=_aligned(rows, [*wide, stepping.SIGNS] if in_plane else wide),
-            INDEX=_index_type(max(coding.numel for coding in codings)), FIELDS=stepping.CODED_COLUMNS, BLOCK=BLOCK,
-            **_ladder_arguments(codings[0]), **EXACT,
+        launches.add(
+            step_coded.coded_kernel, len(blocks),
+            {
+                "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
+                "lr": 0.0, "spacing": ladder.spacing, "beta": beta, "fresh": 1 - beta, "max_step": max_step,
+                "decay": weight_decay, "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments),
+                "CORRECT": bias_correction and beta > 0, "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
+                "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
+                "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
+                "LANES": _lanes(codings[0], flat), "ALIGNED": _aligned(rows, wide),
+                "INDEX": _index_type(max(coding.numel for coding in codings)), "FIELDS": tables.CODED_COLUMNS,
+                "BLOCK": BLOCK, "SPAN": SPAN,
+            },
+            unit=ladder.spacing,
         )  # fmt: skip
+    launches(lr)
     torch.autograd.graph.increment_version([plane for own in planes for plane in own])
+    same = all(a.data_ptr() == b.data_ptr() for a, b in zip(laid_out, grads, strict=True))
+    return launches if same else None
 
 
 def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:
@@ -125,21 +175,26 @@ def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_ro
     used = [plane.contiguous() for plane in planes]
     k_planes = used[: sum(arguments[f"W{i}"] > 0 for i in range(4))]
     padded = k_planes + [out] * (4 - len(k_planes))
-    decoding.decode_kernel[(_count_blocks(rows, coding.columns),)](
-        out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
-        coding.format.crossing, coding.sign_key, FLAT=_is_flat(coding), INDEX=_index_type(coding.numel), BLOCK=BLOCK,
-        num_warps=4, **arguments,
-    )  # fmt: skip
+    with _on(out.device):
+        decoding.decode_kernel[(_count_blocks(rows, coding.columns),)](
+            out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
+            coding.format.crossing, coding.sign_key, FLAT=_is_flat(coding), INDEX=_index_type(coding.numel),
+            BLOCK=BLOCK, num_warps=4, **arguments,
+        )  # fmt: skip
     return out
 
 
 def _ladder_arguments(coding: CodeLayout) -> dict[str, Any]:
     ladder = coding.format
-    widths = coding.widths[:-1] if not ladder.is_signed and coding.signs == PLANE else coding.widths
-    widths = (*widths, 0, 0, 0)[:4]
+    widths = _code_widths(coding)
     mode = 0 if ladder.is_signed else {PLANE: 1, SEED: 2}.get(coding.signs, 0)
-    named = {f"W{i}": width for i, width in enumerate(widths)}
+    named = {f"W{i}": width for i, width in enumerate((*widths, 0, 0, 0)[:4])}
     return {"SIGNED": ladder.is_signed, "TOP": ladder.top, "SIGN_MODE": mode, **named}
+
+
+def _code_widths(coding: CodeLayout) -> tuple[int, ...]:
+    """The widths of the planes of k: all but the signs'."""
+    return coding.widths[:-1] if not coding.format.is_signed and coding.signs == PLANE else coding.widths
 
 
 def _is_flat(coding: CodeLayout) -> bool:
@@ -147,8 +202,13 @@ def _is_flat(coding: CodeLayout) -> bool:
     return coding.columns % 8 == 0
 
 
+def _lanes(coding: CodeLayout, flat: bool) -> int:
+    """Elements of a group: four where they fill whole bytes of every plane that is written, else eight."""
+    return 4 if flat and min(_code_widths(coding)) > 1 else 8
+
+
 def _count_blocks(rows: int, columns: int) -> int:
-    """Programs that a matrix of codes takes: BLOCK elements each, in groups of 8 that do not cross rows."""
+    """Blocks of a matrix of codes: BLOCK elements each, in groups of 8 that do not cross rows."""
     return -(-rows * -(-columns // 8) // (BLOCK // 8))
 
 
@@ -158,6 +218,8 @@ def _aligned(rows: list[list[int]], fields: list[int]) -> bool:
 
 def _is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill a piece of memory without gaps or overlaps, in whatever order."""
+    if tensor.is_contiguous():
+        return True
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     return tensor.permute(order).is_contiguous()
@@ -170,7 +232,7 @@ def _laid_out_like(grad: Tensor, param: Tensor) -> Tensor:
 
 
 def _index_type(count: int) -> Any:
-    return tl.int32 if count < 2**31 - 8 * BLOCK else tl.int64
+    return tl.int32 if count < 2**31 - 8 * BLOCK * SPAN else tl.int64
 
 
 def _float_bits(value: float) -> int:
@@ -178,15 +240,21 @@ def _float_bits(value: float) -> int:
     return bits
 
 
-def _clock(table: Tensor, count: int, beta: float, fields: int, device: torch.device) -> Tensor:
-    """Count the step of every tensor, and return 1 - beta^t for each."""
-    corrections = torch.empty(count, dtype=torch.float32, device=device)
+def _add_clock(
+    launches: Launches, rows: list[list[int]], beta: float, fields: int, device: torch.device
+) -> Tensor:  # fmt: skip
+    """Add the launch that counts the step of every tensor; what it notes for the programs is returned."""
+    clock = _keep(torch.empty(4 * len(rows), dtype=torch.int32, device=device))
     log_beta = math.log(beta) if beta > 0 else -1e30
     (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
-    stepping.clock_kernel[(-(-count // 256),)](
-        table, corrections, count, high, log_beta - high, STEP_AT=stepping.STEP, FIELDS=fields, BLOCK=256
-    )
-    return corrections
+    launches.add(
+        tables.clock_kernel, -(-len(rows) // 256),
+        {
+            "table": _table(rows, device), "clock": clock, "count": len(rows), "log_beta": high,
+            "log_beta_rest": log_beta - high, "FIELDS": fields, "BLOCK": 256,
+        },
+    )  # fmt: skip
+    return clock
 
 
 # The tables of the last steps, and tensors that captured graphs refer to, which must stay where they are.
@@ -225,6 +293,13 @@ def _blocks(counts: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _keep(tensor: Tensor) -> Tensor:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         _CAPTURED.append(tensor)
     return tensor
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, whatever device the tensors are on."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -6,6 +6,7 @@ with ``torch.library.Library``: ``torch.library.custom_op`` costs several times 
 
 import functools
 import importlib.util
+import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -37,6 +38,23 @@ _LIBRARY.define(
     "Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] steps, Tensor(d!)[] nonfinite, int[] streams, "
     f"{_RULE}) -> ()"
 )
+
+
+class _Made(threading.local):
+    """What the operators below have launched since somebody last asked, one entry a call; None: not repeatable."""
+
+    launches: list[Any] | None = None
+
+    def note(self, launches: Any) -> None:
+        if self.launches is not None:
+            self.launches.append(launches)
+
+    def take(self) -> list[Any] | None:
+        taken, self.launches = self.launches, None
+        return taken if taken and None not in taken else None
+
+
+_MADE = _Made()
 
 
 # ---- decoding
@@ -87,20 +105,25 @@ def float_step_(
     params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], steps: Sequence[Tensor],
     scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int], crossings: Sequence[float],
     bound: float | None, lr: float | Tensor, **rule: Any,
-) -> None:  # fmt: skip
-    """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors."""
+) -> list[Any] | None:  # fmt: skip
+    """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors.
+
+    Where only kernels ran, their launches are returned: functions of lr that make the same step again.
+    """
     if torch.compiler.is_compiling():  # plain operations, which the compiler can fuse
         update.madam_(
             params, grads, moments, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound, lr=lr,
             **rule,
         )  # fmt: skip
-        return
+        return None
+    _MADE.launches = []
     keys = [(p.device, p.dtype, g.dtype) for p, g in zip(params, grads, strict=True)]
     for pick in _alike(keys):
         torch.ops.torchmadam.float_step_(
             pick(params), pick(grads), pick(moments), pick(steps), pick(scales), pick(nonfinite), pick(streams),
             pick(crossings), bound, *_lr_of(lr), *_rule_of(rule),
         )  # fmt: skip
+    return _MADE.take()
 
 
 def _float_step_reference(
@@ -114,6 +137,7 @@ def _float_step_reference(
         lr=lr if lr_tensor is None else lr_tensor, beta=beta, max_step=max_step, weight_decay=weight_decay,
         bias_correction=bias_correction, rounding=rounding, maximize=maximize,
     )  # fmt: skip
+    _MADE.note(None)
 
 
 def _float_step_cuda(
@@ -130,10 +154,11 @@ def _float_step_cuda(
     keys = [fast and _launch().takes(p, g) for p, g in zip(params, grads, strict=True)]
     for pick in _alike(keys):
         step = _launch().float_step if pick(keys)[0] else update.madam_
-        step(
+        launches = step(
             pick(params), pick(grads), pick(moments), pick(steps), pick(scales), pick(nonfinite), streams=pick(streams),
             crossings=pick(crossings), **rule,
         )  # fmt: skip
+        _MADE.note(launches)
 
 
 # ---- a step of codes
@@ -143,8 +168,12 @@ def coded_step_(
     planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
     moments: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
     lr: float | Tensor, **rule: Any,
-) -> None:  # fmt: skip
-    """:func:`torchmadam.update.madam_coded_`, once for every device, ladder, kind of signs and dtype of gradients."""
+) -> list[Any] | None:  # fmt: skip
+    """:func:`torchmadam.update.madam_coded_`, once for every device, ladder, kind of signs and dtype of gradients.
+
+    Returns what :func:`float_step_` does.
+    """
+    _MADE.launches = []
     keys = [(g.device, g.dtype, c.format, c.signs, _kernels_take(c)) for g, c in zip(grads, codings, strict=True)]
     for pick in _alike(keys):
         own = pick(codings)
@@ -155,6 +184,7 @@ def coded_step_(
             list(chain.from_iterable(c.order for c in own)), pick(grads), pick(moments), pick(steps), pick(nonfinite),
             pick(streams), *_lr_of(lr), *_rule_of(rule),
         )  # fmt: skip
+    return _MADE.take()
 
 
 def _coded_step(kernel: bool, *arguments: Any) -> None:
@@ -170,11 +200,12 @@ def _coded_step(kernel: bool, *arguments: Any) -> None:
     each = len(codings[0].widths)
     own = [planes[i : i + each] for i in range(0, len(planes), each)]
     step = _launch().coded_step if kernel and _has_triton() and _kernels_take(codings[0]) else update.madam_coded_
-    step(
+    launches = step(
         own, codings, grads, moments, steps, nonfinite, streams=streams, lr=lr if lr_tensor is None else lr_tensor,
         beta=beta, max_step=max_step, weight_decay=weight_decay, bias_correction=bias_correction, rounding=rounding,
         maximize=maximize,
     )  # fmt: skip
+    _MADE.note(launches)
 
 
 # ---- shared

@@ -25,6 +25,8 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 # Operators that move elements, filled in by moves.py; a handler may decline with NotImplemented.
 MOVES: dict[Any, Handler] = {}
 
+_PLANES = tuple(f"plane{i}" for i in range(5))  # as many as 15 bits and a sign take
+
 
 class LadderTensor(Tensor):
     """A strided view of coded storage that behaves as a float tensor wherever it is read.
@@ -79,7 +81,8 @@ class LadderTensor(Tensor):
     @property
     def planes(self) -> list[Tensor]:
         """The uint8 matrices that hold the codes."""
-        return [getattr(self, f"plane{i}") for i in range(len(self.coding.widths))]
+        own = self.__dict__
+        return [own[name] for name in _PLANES if name in own]
 
     @property
     def data(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Warnings about coded training that is about to go wrong, each given once."""
 
 from collections import Counter
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,23 +20,22 @@ class Watch:
 
     def __init__(self) -> None:
         self._ticks: Counter[int] = Counter()
+        self._lr: dict[int, tuple[float, str | None]] = {}
         self._said: set[object] = set()
 
-    def look(
-        self, names: Sequence[str | None], params: Sequence[LadderTensor], lr: float | Tensor, rounding: str | None
-    ) -> None:
-        """Look before a step of the parameters of a group."""
+    def look(self, group: dict[str, Any]) -> None:
+        """Look before a step of a param group."""
+        place, lr = id(group["params"][0]), group["lr"]
         if not isinstance(lr, Tensor) or lr.device.type == "cpu":
-            for ladder in {p.coding.format for p in params}:
-                self._look_at_lr(ladder, float(lr), rounding or ladder.default_rounding)
-        if not params:
-            return
-        group = id(params[0])
-        self._ticks[group] += 1
-        due = self._ticks[group] in _EARLY or self._ticks[group] % _EVERY == 0
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if due and not capturing:
-            self._look_at_codes(names, params)
+            now = float(lr), group["rounding"]
+            if self._lr.get(place) != now:
+                self._lr[place] = now
+                for ladder in {p.coding.format for p in group["params"] if isinstance(p, LadderTensor)}:
+                    self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding)
+        self._ticks[place] += 1
+        due = self._ticks[place] in _EARLY or self._ticks[place] % _EVERY == 0
+        if due and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            self._look_at_codes(group)
 
     def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str) -> None:
         # At half the spacing only gradients above their usual size still move a weight.
@@ -47,8 +46,13 @@ class Watch:
                 f'weights; use rounding="stochastic" or a finer ladder',
             )
 
-    def _look_at_codes(self, names: Sequence[str | None], params: Sequence[LadderTensor]) -> None:
-        fresh = [(name, p) for name, p in zip(names, params, strict=True) if id(p) not in self._said and p.numel()]
+    def _look_at_codes(self, group: dict[str, Any]) -> None:
+        names = group.get("param_names") or [None] * len(group["params"])
+        fresh = [
+            (name, p)
+            for name, p in zip(names, group["params"], strict=True)
+            if isinstance(p, LadderTensor) and p.grad is not None and id(p) not in self._said and p.numel()
+        ]
         if not fresh:
             return
         shares = [p.coding.format.at_upper_end(p.codes()).float().mean() for _, p in fresh]

@@ -1,0 +1,161 @@
+"""A step of coded parameters in Triton: codes in, codes out, one launch for a whole list of tensors."""
+
+import triton
+import triton.language as tl
+
+from torchmadam.kernels.arithmetic import (
+    direction,
+    fast_direction,
+    fast_rounded,
+    moment_of,
+    random_bits,
+    random_key,
+    rounded,
+)
+from torchmadam.kernels.planes import groups_of, load_plane, store_plane
+from torchmadam.kernels.tables import address, count_bad, read_clock
+
+
+@triton.jit
+def rungs(
+    u, k, negative, rate, spacing, decay,
+    SIGNED: tl.constexpr, TOP: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr,
+):  # fmt: skip
+    """By how many rungs k has to move, before rounding (LadderFormat.climbed)."""
+    if SIGNED:
+        move = u * -rate
+        if DECAYS:
+            x = (k - TOP).to(tl.float32) * spacing
+            fallen = tl.exp(-2 * tl.abs(x))
+            tanh = (1 - fallen) / (1 + fallen)
+            move = move - tl.where(x < 0, -tanh, tanh) * (rate * decay)
+    else:
+        if SIGN_MODE > 0:
+            u = tl.where(negative, -u, u)
+        move = u * rate
+        if DECAYS:
+            move = move + rate * decay
+    return move
+
+
+@triton.jit
+def load_code(
+    plane0, plane1, plane2, plane3, row, group, columns, whole, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr,
+    W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """K, put together from its planes."""
+    k = load_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, LANES, GROUPS)
+    if W1 > 0:
+        k = (k << W1) | load_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, LANES, GROUPS)
+    if W2 > 0:
+        k = (k << W2) | load_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, LANES, GROUPS)
+    if W3 > 0:
+        k = (k << W3) | load_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, LANES, GROUPS)
+    return k
+
+
+@triton.jit
+def store_code(
+    plane0, plane1, plane2, plane3, row, group, columns, whole, k, W0: tl.constexpr, W1: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """K, spread over its planes."""
+    part = k >> (W1 + W2 + W3)
+    store_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS)
+    if W1 > 0:
+        part = (k >> (W2 + W3)) & ((1 << W1) - 1)
+        store_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, part, FLAT, W1, LANES, GROUPS)
+    if W2 > 0:
+        part = (k >> W3) & ((1 << W2) - 1)
+        store_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, part, FLAT, W2, LANES, GROUPS)
+    if W3 > 0:
+        part = k & ((1 << W3) - 1)
+        store_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, part, FLAT, W3, LANES, GROUPS)
+
+
+@triton.jit
+def coded_kernel(
+    table, blocks, clock, lr_at, lr, spacing, beta, fresh, max_step, decay,
+    G: tl.constexpr, HAS_MOMENT: tl.constexpr, CORRECT: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr,
+    STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr, TOP: tl.constexpr,
+    SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
+    FLAT: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """update.madam_coded_ on SPAN blocks of a matrix of codes. SIGN_MODE: 0 all positive, 1 a plane, 2 from a seed.
+
+    A block is loaded while the one before it is worked on.
+    """
+    GROUPS: tl.constexpr = BLOCK // LANES
+    LAST: tl.constexpr = 2 * TOP if SIGNED else TOP
+    program = tl.program_id(0).to(tl.int64)
+    tensor = tl.load(blocks + 2 * program).to(tl.int64)
+    first = tl.load(blocks + 2 * program + 1) * SPAN
+    at = table + tensor * FIELDS
+    rows, columns = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX)
+    gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, tl.float32, ALIGNED)
+    correction, inverse, low, high = read_clock(clock, tensor)
+    sign_low, sign_high = low, high
+    if SIGN_MODE == 2:
+        sign_low, sign_high = random_key(tl.load(at + 9), tl.zeros([], tl.float32))
+    rate = lr  # in rungs
+    if LR_IS_TENSOR:
+        rate = tl.div_rn(tl.load(lr_at).to(tl.float32), spacing)
+
+    plane0 = address(at + 10, tl.uint8, ALIGNED)
+    plane1 = address(at + 11, tl.uint8, ALIGNED) if W1 > 0 else plane0
+    plane2 = address(at + 12, tl.uint8, ALIGNED) if W2 > 0 else plane0
+    plane3 = address(at + 13, tl.uint8, ALIGNED) if W3 > 0 else plane0
+    signs = address(at + 9, tl.uint8, ALIGNED) if SIGN_MODE == 1 else plane0
+
+    row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
+    grad = tl.load(gradients + element, mask, other=0.0)
+    held = grad.to(tl.float32)
+    if HAS_MOMENT:
+        held = tl.load(moments + element, mask, other=0.0)
+    k = load_code(
+        plane0, plane1, plane2, plane3, row, group, columns, whole, W0, W1, W2, W3, FLAT, LANES, GROUPS
+    )  # fmt: skip
+    for turn in range(SPAN):
+        row, group, whole, element, mask = groups_of(first + turn, rows, columns, FLAT, INDEX, LANES, GROUPS)
+        negative = mask
+        if SIGN_MODE == 1:
+            bytes_per_row = (columns + 7) // 8
+            negative = load_plane(signs, row, group, bytes_per_row, whole, FLAT, 1, LANES, GROUPS) > 0
+        if SIGN_MODE == 2:
+            negative = (random_bits(element, sign_low, sign_high) >> 31) > 0
+        next_row, next_group, next_whole, ahead, inside = groups_of(
+            first + turn + 1, rows, columns, FLAT, INDEX, LANES, GROUPS
+        )
+        inside, next_whole = inside & (turn + 1 < SPAN), next_whole & (turn + 1 < SPAN)
+        next_grad = tl.load(gradients + ahead, inside, other=0.0)
+        next_held = next_grad.to(tl.float32)
+        if HAS_MOMENT:
+            next_held = tl.load(moments + ahead, inside, other=0.0)
+        next_k = load_code(
+            plane0, plane1, plane2, plane3, next_row, next_group, columns, next_whole, W0, W1, W2, W3, FLAT, LANES,
+            GROUPS,
+        )  # fmt: skip
+
+        g = grad.to(tl.float32)
+        if MAXIMIZE:
+            g = -g
+        held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
+        if HAS_MOMENT:
+            tl.store(moments + element, held, mask)
+        bits = element.to(tl.uint32)
+        if STOCHASTIC:
+            bits = random_bits(element, low, high)
+        u = fast_direction(g, held, inverse, max_step, HAS_MOMENT, CORRECT)
+        move = rungs(u, k, negative, rate, spacing, decay, SIGNED, TOP, SIGN_MODE, DECAYS)
+        by, doubt = fast_rounded(move, bits, STOCHASTIC)
+        if tl.max(tl.max(tl.where(usable, doubt, 1.0), 1), 0) > 0.4999992:
+            u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
+            move = rungs(u, k, negative, rate, spacing, decay, SIGNED, TOP, SIGN_MODE, DECAYS)
+            by = tl.where(usable, rounded(move, bits, STOCHASTIC), 0.0).to(tl.int32)
+            count_bad(at + 4, mask & (usable == 0))
+        k = tl.where(mask, tl.minimum(tl.maximum(k + by, 0), LAST), 0)
+        store_code(
+            plane0, plane1, plane2, plane3, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS
+        )  # fmt: skip
+        grad, held, k = next_grad, next_held, next_k

@@ -1,0 +1,114 @@
+"""A step of float parameters in Triton: one launch for a whole list of tensors."""
+
+import triton
+import triton.language as tl
+
+from torchmadam.kernels.arithmetic import fast_direction, moment_of, moved, narrowed, nearest_bfloat16, random_bits
+from torchmadam.kernels.tables import address, count_bad, read_clock
+
+
+@triton.jit
+def float_elements(
+    row, offset, mask, grad, held, old, limit, width, inverse, low, high, lr, beta, fresh, max_step, decay, least, most,
+    P: tl.constexpr, HAS_MOMENT: tl.constexpr, CORRECT: tl.constexpr, BOUNDED: tl.constexpr, DECAYS: tl.constexpr,
+    MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """update.madam_ on the elements of one tensor at these offsets, a matrix, which have been loaded."""
+    grad, old = grad.to(tl.float32), old.to(tl.float32)
+    if MAXIMIZE:
+        grad = -grad
+    held, usable = moment_of(grad, held, beta, fresh, HAS_MOMENT)
+    if HAS_MOMENT:
+        tl.store(address(row + 2, tl.float32, ALIGNED) + offset, held, mask)
+    u = fast_direction(grad, held, inverse, max_step, HAS_MOMENT, CORRECT)
+    a = tl.minimum(tl.maximum(tl.where(usable, u, 0.0) * lr, -80.0), 80.0)
+    new = moved(old, a, width)
+    if DECAYS:
+        new = new * tl.exp(-lr * decay)
+    moves = usable & (new != old)
+    top = most
+    if BOUNDED:
+        top = limit
+        if LOST > 0:  # the largest number of the narrow type that is not above the limit
+            top = (limit.to(tl.int32, bitcast=True) & (-1 << LOST)).to(tl.float32, bitcast=True)
+            top = tl.minimum(top, most)
+        if LOST == 13:  # float16 below 2^-14
+            top = tl.where(limit < 6.103515625e-05, tl.floor(limit * 16777216.0) * 5.9604644775390625e-08, top)
+    new = tl.minimum(tl.maximum(new, -top), top)
+    if width == 0:
+        new = tl.where((tl.abs(new) < least) & (old != 0), tl.where(old < 0, -least, least), new)
+    new = tl.where(moves, new, old)
+    if STOCHASTIC:
+        new = narrowed(new, random_bits(offset, low, high), LOST)
+    elif LOST == 16:
+        new = nearest_bfloat16(new)
+    tl.store(address(row + 0, P, ALIGNED) + offset, new.to(P), mask)
+    count_bad(row + 4, mask & (usable == 0))
+
+
+@triton.jit
+def float_kernel(
+    table, blocks, clock, lr_at, lr, beta, fresh, max_step, bound, decay, least, most,
+    P: tl.constexpr, G: tl.constexpr, HAS_MOMENT: tl.constexpr, CORRECT: tl.constexpr, BOUNDED: tl.constexpr,
+    DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
+    LR_IS_TENSOR: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
+):  # fmt: skip
+    """update.madam_ on SPAN blocks of one tensor: in groups of 4, which vectorise, and what is left of the last.
+
+    A block is loaded while the one before it is worked on.
+    """
+    GROUPS: tl.constexpr = BLOCK // 4
+    program = tl.program_id(0).to(tl.int64)
+    tensor = tl.load(blocks + 2 * program).to(tl.int64)
+    first = tl.load(blocks + 2 * program + 1) * SPAN
+    row = table + tensor * FIELDS
+    count = tl.load(row + 5).to(INDEX)
+    limit = tl.load(tl.load(row + 7).to(tl.pointer_type(tl.float32)))
+    crossing = tl.load(row + 8).to(tl.int32).to(tl.float32, bitcast=True)
+    param, grad = address(row + 0, P, ALIGNED), address(row + 1, G, ALIGNED)
+    moment = address(row + 2, tl.float32, ALIGNED)
+    _correction, inverse, low, high = read_clock(clock, tensor)
+    if LR_IS_TENSOR:
+        lr = tl.load(lr_at).to(tl.float32)
+    if BOUNDED:
+        limit = limit * bound
+    width = limit * crossing
+
+    whole = count // 4
+    lane = tl.arange(0, 4).to(INDEX)[None, :]
+    group = first.to(INDEX) * GROUPS + tl.arange(0, GROUPS).to(INDEX)[:, None]
+    mask = tl.broadcast_to(group < whole, [GROUPS, 4])
+    offset = group * 4 + lane
+    g = tl.load(grad + offset, mask, other=0.0)
+    old = tl.load(param + offset, mask, other=0.0)
+    held = g.to(tl.float32)
+    if HAS_MOMENT:
+        held = tl.load(moment + offset, mask, other=0.0)
+    for turn in range(SPAN):
+        next_group = group + GROUPS
+        next_mask = tl.broadcast_to((next_group < whole) & (turn + 1 < SPAN), [GROUPS, 4])
+        next_offset = next_group * 4 + lane
+        next_g = tl.load(grad + next_offset, next_mask, other=0.0)
+        next_old = tl.load(param + next_offset, next_mask, other=0.0)
+        next_held = next_g.to(tl.float32)
+        if HAS_MOMENT:
+            next_held = tl.load(moment + next_offset, next_mask, other=0.0)
+        float_elements(
+            row, offset, mask, g, held, old, limit, width, inverse, low, high, lr, beta, fresh, max_step, decay, least,
+            most, P, HAS_MOMENT, CORRECT, BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, ALIGNED,
+        )  # fmt: skip
+        group, mask, offset, g, old, held = next_group, next_mask, next_offset, next_g, next_old, next_held
+
+    if (count % 4 > 0) & (whole // GROUPS // SPAN == first // SPAN):
+        rest = whole * 4 + lane
+        inside = rest < count
+        rest_g = tl.load(grad + rest, inside, other=0.0)
+        rest_held = rest_g.to(tl.float32)
+        if HAS_MOMENT:
+            rest_held = tl.load(moment + rest, inside, other=0.0)
+        float_elements(
+            row, rest, inside, rest_g, rest_held, tl.load(param + rest, inside, other=0.0), limit, width, inverse, low,
+            high, lr, beta, fresh, max_step, decay, least, most, P, HAS_MOMENT, CORRECT, BOUNDED, DECAYS, MAXIMIZE,
+            LOST, STOCHASTIC, False,
+        )  # fmt: skip

@@ -1,0 +1,88 @@
+"""Steps that are made again as they were, without preparing them again: on a GPU that takes longer than the step."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmadam.ladder.layout import CodeLayout
+from torchmadam.ladder.tensor import LadderTensor
+
+Launch = Callable[[float | Tensor], None]
+_MOST = 16  # gradients move between a few places from step to step
+_ARGUMENTS = (
+    "beta", "max_step", "bound", "crossing", "second_moment", "bias_correction", "rounding", "seed", "weight_decay",
+    "maximize",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that a group's step depends on but the value of lr; and the tensors that it writes."""
+
+    key: Hashable
+    written: Sequence[Tensor]
+    codings: Sequence[CodeLayout]  # which the key knows by their ids
+
+
+class Repeats:
+    """The launches of earlier steps, by the situation they were made in."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[Sequence[Launch], Sequence[CodeLayout]]] = {}
+
+    def again(self, situation: Situation, lr: float | Tensor) -> bool:
+        """Make the step that was made in this situation before; False: there was none."""
+        kept = self._kept.get(situation.key)
+        if kept is None:
+            return False
+        for launch in kept[0]:
+            launch(lr)
+        torch.autograd.graph.increment_version(situation.written)
+        return True
+
+    def keep(self, situation: Situation, launches: Sequence[Launch]) -> None:
+        """Remember how a step was launched."""
+        while len(self._kept) >= _MOST:
+            del self._kept[next(iter(self._kept))]
+        self._kept[situation.key] = launches, situation.codings
+
+
+def is_launched(group: dict[str, Any]) -> bool:
+    """Whether the group's steps are launches on a GPU, and not being captured, with buffers that belong to a graph."""
+    params = group["params"]
+    return bool(params) and params[0].is_cuda and not torch.cuda.is_current_stream_capturing()
+
+
+def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> Situation | None:
+    """Where all tensors of a group are; None if its next step will not be like any later one."""
+    lr = group["lr"]
+    key: list[Hashable] = [lr.data_ptr() if isinstance(lr, Tensor) else None]
+    key += [group[name] for name in _ARGUMENTS]
+    written: list[Tensor] = []
+    codings: list[CodeLayout] = []
+    has_moment = group["second_moment"] != "none"
+    for p in group["params"]:
+        g = p.grad
+        if g is None:
+            key.append(None)
+            continue
+        held = state.get(p)
+        if held is None or g.layout is not torch.strided or (has_moment and "second_moment" not in held):
+            return None
+        if isinstance(p, LadderTensor):
+            planes = p.planes
+            written += planes
+            codings.append(p.coding)
+            key.append(id(p.coding))
+            key += [plane.data_ptr() for plane in planes]
+        else:
+            key += [p.data_ptr(), held["scale"].data_ptr(), held.get("crossing")]
+        written.append(p)
+        key += [
+            p.shape, p.stride(), p.dtype, g.data_ptr(), g.stride(), g.dtype, held["step"].data_ptr(),
+            held["nonfinite"].data_ptr(), held["index"], held["second_moment"].data_ptr() if has_moment else None,
+        ]  # fmt: skip
+    return Situation(tuple(key), written, codings)
