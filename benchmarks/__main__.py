@@ -18,7 +18,7 @@ from torchmadam.files import write_atomically
 
 
 def main() -> None:
-    """Time everything on one device and write results/bench/<device>.json and .md."""
+    """Time everything on one device and write results/bench/<device>.json, from which the report makes its tables."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Steps, decoding and training, beside the peers.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each timing")
@@ -30,6 +30,8 @@ def main() -> None:
     entries = [e for e in ENTRIES if device.type in e.devices and options.only in e.name]
     result: dict[str, Any] = {"device": _name(device), **provenance(), "copy": _bandwidth(device, options.seconds)}
     print(f"{result['device']}: a copy moves {result['copy'] / 1e12:.2f} TB/s, reading and writing counted")
+    stem = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
+    path = options.out / f"{stem}.json"
     if "steps" in options.parts:
         broken = {e.name: e.check(device) for e in entries if e.ours}
         large = workloads.gpt() if device.type == "cuda" else workloads.small_gpt()
@@ -38,16 +40,20 @@ def main() -> None:
             count = sum(torch.Size(shape).numel() for shape in shapes)
             rows = [_time(e, shapes, device, options.seconds, broken.get(e.name), result["copy"]) for e in entries]
             result["steps"][name] = {"weights": count, "tensors": len(shapes), "rows": rows}
+            _write(path, result)
     if "decode" in options.parts:
         result["decode"] = _decoding(device, options.seconds, result["copy"])
     if "training" in options.parts:
         steps = 30 if device.type == "cuda" else 2
         result["training"] = {n: training.pictures_a_second(r, device, steps) for n, r in training.kinds().items()}
         print(json.dumps(result["training"]))
-    stem = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.out / f"{stem}.json", [(json.dumps(result, indent=1) + "\n").encode()])
-    print(options.out / f"{stem}.json")
+    _write(path, result)
+    print(path)
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, [(json.dumps(result, indent=1) + "\n").encode()])
 
 
 def _name(device: torch.device) -> str:

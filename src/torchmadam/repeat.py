@@ -72,17 +72,17 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
         held = state.get(p)
         if held is None or g.layout is not torch.strided or (has_moment and "second_moment" not in held):
             return None
-        if isinstance(p, LadderTensor):
+        if isinstance(p, LadderTensor):  # whose layout says all about its shape
             planes = p.planes
             written += planes
             codings.append(p.coding)
             key.append(id(p.coding))
             key += [plane.data_ptr() for plane in planes]
         else:
-            key += [p.data_ptr(), held["scale"].data_ptr(), held.get("crossing")]
+            key += [p.data_ptr(), p.shape, p.stride(), p.dtype, held["scale"].data_ptr(), held.get("crossing")]
         written.append(p)
         key += [
-            p.shape, p.stride(), p.dtype, g.data_ptr(), g.stride(), g.dtype, held["step"].data_ptr(),
-            held["nonfinite"].data_ptr(), held["index"], held["second_moment"].data_ptr() if has_moment else None,
+            g.data_ptr(), g.stride(), g.dtype, held["step"].data_ptr(), held["nonfinite"].data_ptr(), held["index"],
+            held["second_moment"].data_ptr() if has_moment else None,
         ]  # fmt: skip
     return Situation(tuple(key), written, codings)

@@ -16,6 +16,7 @@ from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent
 
 SIDE = 32
 _EVALUATION_BATCH = 2000
+_BATCHES_AT_ONCE = 8  # are augmented: many small operations would keep a GPU waiting
 
 
 class ArraysOnly(pickle.Unpickler):
@@ -109,11 +110,13 @@ class Cifar(Task):
         flip = torch.rand(count, generator=g) < 0.5
         angle = (torch.rand(count, generator=g) * 2 - 1) * (self.rotation * torch.pi / 180)
         order, crop, flip, angle = (t.to(self.device) for t in (order, crop, flip, angle))
-        for first in range(start * self.batch, count, self.batch):
-            rows = order[first : first + self.batch]
-            turn = angle[first : first + self.batch] if self.rotation else None
-            picked = augmented(images[rows], crop[first : first + self.batch], flip[first : first + self.batch], turn)
-            yield self.normalised(picked), labels[rows]
+        for first in range(start * self.batch, count, _BATCHES_AT_ONCE * self.batch):
+            chunk = slice(first, first + _BATCHES_AT_ONCE * self.batch)
+            rows = order[chunk]
+            turn = angle[chunk] if self.rotation else None
+            picked = augmented(images[rows], crop[chunk], flip[chunk], turn).split(self.batch)
+            for pictures, answers in zip(picked, labels[rows].split(self.batch), strict=True):
+                yield self.normalised(pictures), answers
 
     def normalised(self, images: Tensor) -> Tensor:
         """Bytes, n x 32 x 32 x 3, to floats of mean 0 and variance 1, n x 3 x 32 x 32 in channels_last."""

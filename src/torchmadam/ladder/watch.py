@@ -11,7 +11,7 @@ from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 
 # Looking at all codes reads them once more and synchronises with the device, so it is done rarely.
-_EARLY, _EVERY = (10, 30), 100
+_EARLY, _EVERY = (10, 30, 100, 300), 1000
 _FULL = 0.2
 
 
