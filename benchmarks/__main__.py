@@ -32,21 +32,24 @@ def main() -> None:
     print(f"{result['device']}: a copy moves {result['copy'] / 1e12:.2f} TB/s, reading and writing counted")
     stem = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
     path = options.out / f"{stem}.json"
-    if "steps" in options.parts:
-        broken = {e.name: e.check(device) for e in entries if e.ours}
-        large = workloads.gpt() if device.type == "cuda" else workloads.small_gpt()
-        result["steps"] = {}
-        for name, shapes in {"gpt": large, "resnet18": workloads.resnet18()}.items():
-            count = sum(torch.Size(shape).numel() for shape in shapes)
-            rows = [_time(e, shapes, device, options.seconds, broken.get(e.name), result["copy"]) for e in entries]
-            result["steps"][name] = {"weights": count, "tensors": len(shapes), "rows": rows}
-            _write(path, result)
     if "decode" in options.parts:
         result["decode"] = _decoding(device, options.seconds, result["copy"])
     if "training" in options.parts:
         steps = 30 if device.type == "cuda" else 2
         result["training"] = {n: training.pictures_a_second(r, device, steps) for n, r in training.kinds().items()}
         print(json.dumps(result["training"]))
+    if "steps" in options.parts:
+        large = workloads.gpt() if device.type == "cuda" else workloads.small_gpt()
+        lists = {"gpt": large, "resnet18": workloads.resnet18()}
+        counts = {name: sum(torch.Size(shape).numel() for shape in shapes) for name, shapes in lists.items()}
+        result["steps"] = {n: {"weights": counts[n], "tensors": len(lists[n]), "rows": []} for n in lists}
+        for entry in entries:
+            broken = entry.check(device) if entry.ours else None
+            for name, shapes in lists.items():
+                row = _time(entry, shapes, device, options.seconds, broken, result["copy"])
+                result["steps"][name]["rows"].append(row)
+                print(f"{name:<10}{entry.name:<44}{_told(row)}", flush=True)
+            _write(path, result)  # some peers compile for minutes
     _write(path, result)
     print(path)
 
@@ -90,9 +93,11 @@ def _time(
             row["missing"] = str(error)
         params = step = None  # type: ignore[assignment]
         gc.collect()
-    told = " ".join(f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, float))
-    print(f"{entry.name:<44} {told or row.get('missing')}", flush=True)
     return row
+
+
+def _told(row: dict[str, Any]) -> str:
+    return row.get("missing") or " ".join(f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, float))
 
 
 def _held(device: torch.device) -> int:

@@ -149,8 +149,6 @@ ENTRIES = [
     Entry("torch SGD momentum fused, float32", _sgd, capturable=True),
     Entry("bitsandbytes AdamW8bit, float32", _bitsandbytes, devices=("cuda",)),
     Entry("bitsandbytes AdamW8bit, bfloat16", _bitsandbytes, torch.bfloat16, devices=("cuda",)),
-    Entry("torchao AdamW8bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW8bit"), torch.bfloat16, devices=("cuda",)),
-    Entry("torchao AdamW4bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW4bit"), torch.bfloat16, devices=("cuda",)),
     Entry("Madam's rule, one operation after another", _plain_rule),
     Entry("Madam float32", _madam, traffic=20, capturable=True, ours=True),
     Entry("Madam bfloat16", _madam, torch.bfloat16, traffic=14, capturable=True, ours=True),
@@ -159,4 +157,7 @@ ENTRIES = [
     _coded("Madam 8-bit", "paper8"),
     _coded("Madam signed 8-bit", "signed8"),
     _coded("Madam signed 12-bit", "signed12"),
+    # Last, because they compile for minutes.
+    Entry("torchao AdamW8bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW8bit"), torch.bfloat16, devices=("cuda",)),
+    Entry("torchao AdamW4bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW4bit"), torch.bfloat16, devices=("cuda",)),
 ]
