@@ -112,6 +112,10 @@ def _decoding(device: torch.device, seconds: float, copy: float) -> list[dict[st
         holder = torch.nn.Linear(side, side, bias=False, device=device)
         to_ladder_(holder, LadderFormat.preset(preset), dtype=torch.bfloat16)
         weight = holder.weight.detach()
+        expected = weight.to("cpu").decode(torch.float32)
+        if not torch.allclose(weight.decode(torch.float32).cpu(), expected, rtol=1e-5, atol=0):
+            rows.append({"ladder": preset, "missing": "wrong: decoded weights differ from the reference's"})
+            continue
         traffic = LadderFormat.preset(preset).stored_bits / 8 + 2
         row = {
             "ladder": preset,

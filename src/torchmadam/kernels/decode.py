@@ -9,8 +9,8 @@ from torchmadam.kernels.planes import groups_of, load_plane
 
 @triton.jit
 def decode_kernel(
-    out, limit, signs, plane0, plane1, plane2, plane3, rows, columns, first, spacing, crossing, sign_key,
-    SIGNED: tl.constexpr, TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
+    out, limit, signs, plane0, plane1, plane2, plane3, rows, columns, first, spacing, crossing, middle, sign_key,
+    SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
     W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of a matrix of codes; ``first`` is the position of the first of them in the whole, which keys the signs."""
@@ -29,8 +29,9 @@ def decode_kernel(
         k = (k << W3) | load_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, 8, GROUPS)
     top = tl.load(limit)
     if SIGNED:
-        # TOP comes off the float: ptxas 12.8 loses some of the same subtractions of narrow integers.
-        value = sinh((k.to(tl.float32) - TOP) * spacing) * (top * crossing)
+        # ``middle``, the code of zero, is no constant: LLVM would narrow the subtraction to 16-bit integers, two to a
+        # register, and ptxas 12.8 then subtracts from some of them not at all, and from others twice.
+        value = sinh((k.to(tl.float32) - middle) * spacing) * (top * crossing)
     else:
         value = tl.exp(k.to(tl.float32) * -spacing) * top
         if SIGN_MODE == 1:

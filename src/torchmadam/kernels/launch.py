@@ -149,8 +149,8 @@ def coded_step(
             step_coded.coded_kernel, len(blocks),
             {
                 "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
-                "lr": 0.0, "spacing": ladder.spacing, "beta": beta, "fresh": 1 - beta, "max_step": max_step,
-                "decay": weight_decay, "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments),
+                "lr": 0.0, "spacing": ladder.spacing, "middle": float(ladder.top), "beta": beta, "fresh": 1 - beta,
+                "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments),
                 "CORRECT": bias_correction and beta > 0, "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
                 "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
@@ -173,14 +173,15 @@ def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_ro
     if out.numel() == 0:
         return out
     arguments = _ladder_arguments(coding)
+    del arguments["TOP"]
     used = [plane.contiguous() for plane in planes]
     k_planes = used[: sum(arguments[f"W{i}"] > 0 for i in range(4))]
     padded = k_planes + [out] * (4 - len(k_planes))
     with _on(out.device):
         decoding.decode_kernel[(_count_blocks(rows, coding.columns),)](
             out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
-            coding.format.crossing, coding.sign_key, FLAT=_is_flat(coding), INDEX=_index_type(coding.numel),
-            BLOCK=BLOCK, num_warps=4, **arguments,
+            coding.format.crossing, float(coding.format.top), coding.sign_key, FLAT=_is_flat(coding),
+            INDEX=_index_type(coding.numel), BLOCK=BLOCK, num_warps=4, **arguments,
         )  # fmt: skip
     return out
 

@@ -18,14 +18,14 @@ from torchmadam.kernels.tables import address, count_bad, read_clock
 
 @triton.jit
 def rungs(
-    u, k, negative, rate, spacing, decay,
-    SIGNED: tl.constexpr, TOP: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr,
+    u, k, negative, rate, spacing, middle, decay,
+    SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr,
 ):  # fmt: skip
     """By how many rungs k has to move, before rounding (LadderFormat.climbed)."""
     if SIGNED:
         move = u * -rate
         if DECAYS:
-            x = (k - TOP).to(tl.float32) * spacing
+            x = (k.to(tl.float32) - middle) * spacing  # not a constant: see decode_kernel
             fallen = tl.exp(-2 * tl.abs(x))
             tanh = (1 - fallen) / (1 + fallen)
             move = move - tl.where(x < 0, -tanh, tanh) * (rate * decay)
@@ -75,7 +75,7 @@ def store_code(
 
 @triton.jit
 def coded_kernel(
-    table, blocks, clock, lr_at, lr, spacing, beta, fresh, max_step, decay,
+    table, blocks, clock, lr_at, lr, spacing, middle, beta, fresh, max_step, decay,
     G: tl.constexpr, HAS_MOMENT: tl.constexpr, CORRECT: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr,
     STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr, TOP: tl.constexpr,
     SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
@@ -147,11 +147,11 @@ def coded_kernel(
         if STOCHASTIC:
             bits = random_bits(element, low, high)
         u = fast_direction(g, held, inverse, max_step, HAS_MOMENT, CORRECT)
-        move = rungs(u, k, negative, rate, spacing, decay, SIGNED, TOP, SIGN_MODE, DECAYS)
+        move = rungs(u, k, negative, rate, spacing, middle, decay, SIGNED, SIGN_MODE, DECAYS)
         by, doubt = fast_rounded(move, bits, STOCHASTIC)
         if tl.max(tl.max(tl.where(usable, doubt, 1.0), 1), 0) > 0.4999992:
             u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
-            move = rungs(u, k, negative, rate, spacing, decay, SIGNED, TOP, SIGN_MODE, DECAYS)
+            move = rungs(u, k, negative, rate, spacing, middle, decay, SIGNED, SIGN_MODE, DECAYS)
             by = tl.where(usable, rounded(move, bits, STOCHASTIC), 0.0).to(tl.int32)
             count_bad(at + 4, mask & (usable == 0))
         k = tl.where(mask, tl.minimum(tl.maximum(k + by, 0), LAST), 0)
