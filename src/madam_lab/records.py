@@ -1,11 +1,14 @@
 """Records: what a run found, with everything needed to trust it. Programs write them; nobody edits them."""
 
+import functools
 import hashlib
+import io
 import json
 import math
 import os
 import platform
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,7 +116,7 @@ def provenance() -> dict[str, Any]:
     import torchmadam
 
     here = Path(__file__).resolve().parent
-    commit, dirty = _commit(here)
+    commit, dirty = _commit()
     versions = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -125,24 +128,51 @@ def provenance() -> dict[str, Any]:
 
 def source_hash(src: Path) -> str:
     """A hash of all Python files of the library and the lab: what ran, whatever version control says."""
+    paths = [*src.glob("torchmadam/**/*.py"), *src.glob("madam_lab/**/*.py")]
+    return _hashed({path.relative_to(src).as_posix(): path.read_bytes() for path in paths})
+
+
+@functools.lru_cache
+def commit_with(source: str) -> str | None:
+    """The newest commit of this repository whose source has this hash: what a record of a changed tree really ran."""
+    try:
+        for commit in _git("rev-list", "HEAD").decode().split():
+            with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "."))) as tar:
+                ours = [m for m in tar if m.isfile() and m.name.endswith(".py") and m.name.startswith(_PACKAGES)]
+                files = {m.name: tar.extractfile(m).read() for m in ours}  # type: ignore[union-attr]
+            if _hashed(files) == source:
+                return commit
+    except (OSError, subprocess.CalledProcessError, tarfile.TarError):
+        return None
+    return None
+
+
+_PACKAGES = ("torchmadam/", "madam_lab/")
+
+
+def _hashed(files: dict[str, bytes]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*src.glob("torchmadam/**/*.py"), *src.glob("madam_lab/**/*.py")]):
-        digest.update(path.relative_to(src).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, data in sorted(files.items(), key=lambda item: Path(item[0])):
+        digest.update(name.encode() + b"\0" + data + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _commit(here: Path) -> tuple[str, bool]:
-    """From git; where there is no repository (a copied tree, say), from MADAM_COMMIT, "abc123" or "abc123-dirty"."""
+def _git(*arguments: str) -> bytes:
+    src = Path(__file__).resolve().parent.parent
+    return subprocess.run(["git", *arguments], cwd=src, capture_output=True, check=True).stdout
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
+def _commit() -> tuple[str, bool]:
+    """From MADAM_COMMIT, "abc123" or "abc123-dirty", for a tree that was copied here; else from git."""
+    given = os.environ.get("MADAM_COMMIT", "")
+    if given:
+        return given.removesuffix("-dirty"), given.endswith("-dirty")
     try:
         # Results do not change what a run computes.
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", ":/", ":!/results"))
+        changed = _git("status", "--porcelain", "--", ":/", ":!/results")
+        return _git("rev-parse", "HEAD").decode().strip(), bool(changed.strip())
     except (OSError, subprocess.CalledProcessError):
-        given = os.environ.get("MADAM_COMMIT", "")
-        return given.removesuffix("-dirty") or "unknown", given.endswith("-dirty") or not given
+        return "unknown", True
 
 
 def _writable(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -263,10 +264,45 @@ def test_a_moved_record_is_noticed(record, tmp_path):
         records.read(other)
 
 
-def test_without_a_repository_the_commit_comes_from_the_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv("MADAM_COMMIT", raising=False)
-    assert records._commit(tmp_path) == ("unknown", True)
+def test_the_commit_comes_from_the_environment_else_from_git_else_it_is_unknown(monkeypatch):
     monkeypatch.setenv("MADAM_COMMIT", "abc123")
-    assert records._commit(tmp_path) == ("abc123", False)
+    assert records._commit() == ("abc123", False)
     monkeypatch.setenv("MADAM_COMMIT", "abc123-dirty")
-    assert records._commit(tmp_path) == ("abc123", True)
+    assert records._commit() == ("abc123", True)
+    monkeypatch.delenv("MADAM_COMMIT")
+    answers = {"rev-parse": b"def456\n", "status": b" M src/x.py\n"}
+    monkeypatch.setattr(records, "_git", lambda *a: answers[a[0]])
+    assert records._commit() == ("def456", True)
+    answers["status"] = b""
+    assert records._commit() == ("def456", False)
+
+    def no_git(*arguments):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(records, "_git", no_git)
+    assert records._commit() == ("unknown", True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_code_is_found_again_in_the_history_by_its_hash(monkeypatch, tmp_path):
+    source = tmp_path / "src" / "torchmadam" / "kernels"
+    source.mkdir(parents=True)
+
+    def git(*arguments):
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        command = ["git", *identity, *arguments]
+        return subprocess.run(command, cwd=tmp_path / "src", capture_output=True, check=True).stdout
+
+    git("init", "-q")
+    hashes = []
+    for text in ("a = 1", "a = 2"):
+        (source / "x.py").write_text(text)
+        (source / "notes.txt").write_text(text)
+        git("add", "-A")
+        git("commit", "-qm", text)
+        hashes.append(records.source_hash(tmp_path / "src"))
+    monkeypatch.setattr(records, "_git", git)
+    records.commit_with.cache_clear()
+    newest, first = git("rev-list", "HEAD").decode().split()
+    assert [records.commit_with(h) for h in (*hashes, "0" * 16)] == [first, newest, None]
+    records.commit_with.cache_clear()

@@ -32,14 +32,14 @@ class Results:
         return statistics.fmean(values) if values else None
 
     def ours(self, name: str, which: str = "test") -> str:
-        """Our number as a cell of a table: mean, half the range, number of seeds; marked where a tree was dirty."""
+        """Our number as a cell of a table: mean, half the range, number of seeds; marked if no commit has its code."""
         found = self.of(name)
         if not found:
             return MISSING
         values = self.values(name, which)
         if len(values) < len(found) or not values:
             return f"diverged ({len(found) - len(values)} of {len(found)})"
-        mark = "*" if any(record["dirty"] for record in found) else ""
+        mark = "" if all(is_traceable(record) for record in found) else "*"
         if len(values) == 1:
             return f"{_short(values[0])}{mark} (1 seed)"
         return (
@@ -50,6 +50,11 @@ class Results:
     def paper(recipe: recipes.Recipe) -> str:
         """The paper's number for a recipe, as a cell."""
         return paper_cell(recipe.paper)
+
+
+def is_traceable(record: dict[str, Any]) -> bool:
+    """Whether a commit holds the code that made this record: the one it names, or one with the same source."""
+    return not record["dirty"] or records.commit_with(record["source"]) is not None
 
 
 def paper_cell(paper: recipes.Paper | None, which: str = "test") -> str:

@@ -150,9 +150,9 @@ def coded_step(
             {
                 "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
                 "lr": 0.0, "spacing": ladder.spacing, "middle": float(ladder.top), "beta": beta, "fresh": 1 - beta,
-                "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments),
-                "CORRECT": bias_correction and beta > 0, "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
-                "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
+                "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
+                "HAS_MOMENT": bool(moments), "CORRECT": bias_correction and beta > 0, "DECAYS": weight_decay != 0,
+                "MAXIMIZE": maximize, "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "LANES": _lanes(codings[0], flat), "ALIGNED": _aligned(rows[kind], wide),
                 "INDEX": _index_type(max(coding.numel for coding in codings)), "FIELDS": tables.CODED_COLUMNS,
