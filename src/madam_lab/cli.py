@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         return int(options.act(options) or 0)
+    except BrokenPipeError:  # of `madam list | head`; what is left to flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (DataError, KeyError, ValueError, FileNotFoundError, LadderFileError) as error:
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"madam: {message}", file=sys.stderr)
@@ -67,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tables", type=Path, nargs="*", default=[Path("README.md"), Path("docs/reproduction.md")],
         help="Markdown files whose marked tables are filled in; files that are not there are left out",
     )  # fmt: skip
+    report.add_argument(
+        "--picture", type=Path, default=Path("docs/learning-rate.svg"), help="the learning-rate figure to write"
+    )
     _results(report)
 
     inspect = command("inspect", _inspect, "print what a coded file holds")
@@ -170,7 +177,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from madam_lab import report
 
-    for path in report.write(options.results, options.page, options.tables):
+    for path in report.write(options.results, options.page, options.tables, options.picture):
         print(path)
     return 0
 

@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from madam_lab.recipes.paper import LEARNING_RATES
+from madam_lab.report.figures import learning_rates
 from madam_lab.report.numbers import Results
 from madam_lab.report.page import page
 from madam_lab.report.tables import fill_in
 
+# The task of the picture on top of the README: the first of these whose figure is complete.
+_PICTURED = ("cifar10", "wikitext2", "cifar100", "digits")
 
-def write(folder: Path, target: Path, tables: Sequence[Path]) -> list[Path]:
-    """Write the page, and fill in the marked tables of those Markdown files that are there; return what was written."""
+
+def write(folder: Path, target: Path, tables: Sequence[Path], picture: Path | None = None) -> list[Path]:
+    """Write the page and the picture, fill in the marked tables of those Markdown files that are there.
+
+    Returns what was written.
+    """
     results = Results(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(results), encoding="utf-8")
@@ -18,4 +26,16 @@ def write(folder: Path, target: Path, tables: Sequence[Path]) -> list[Path]:
         if path.exists():
             fill_in(path, results)
             written.append(path)
+    drawn = _learning_rate_picture(results)
+    if picture is not None and drawn is not None:
+        picture.write_text(drawn, encoding="utf-8")
+        written.append(picture)
     return written
+
+
+def _learning_rate_picture(results: Results) -> str | None:
+    for task in _PICTURED:
+        names = [f"{task}_lr_{kind}_{lr:g}" for kind in ("sgd", "adam", "madam") for lr in LEARNING_RATES]
+        if all(results.of(name) for name in names):
+            return learning_rates(results, task)
+    return None

@@ -1,0 +1,29 @@
+"""The README's own code runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_ten_lines_train_save_and_load_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names = {}
+    exec(code, names)
+    x = names["x"]
+    loss = torch.nn.functional.mse_loss(names["model"](x), x.prod(1, keepdim=True)).item()
+    assert loss < 0.5 * x.prod(1).var().item()
+    stored = (tmp_path / "model.safetensors").stat().st_size
+    assert stored < 6000  # 193 weights; the rest is the file's table of contents
+
+
+@pytest.mark.parametrize("line", [line for line in README.split("\n") if re.match(r"^  [\w/*{}.]+\.py\b", line)])
+def test_files_that_the_readme_names_are_there(line):
+    root = Path(__file__).parent.parent / "src"
+    pattern = line.split()[0]
+    assert list((root / "torchmadam").glob(pattern)) or list((root / "madam_lab").glob(pattern)), pattern
