@@ -13,6 +13,7 @@ from torchmadam.messages import warn
 # Looking at all codes reads them once more and synchronises with the device, so it is done rarely.
 _EARLY, _EVERY = (10, 30, 100, 300), 1000
 _FULL = 0.2
+_FEWEST = 16  # weights of a tensor whose share at the end means something
 
 
 class Watch:
@@ -51,7 +52,7 @@ class Watch:
         fresh = [
             (name, p)
             for name, p in zip(names, group["params"], strict=True)
-            if isinstance(p, LadderTensor) and p.grad is not None and id(p) not in self._said and p.numel()
+            if isinstance(p, LadderTensor) and p.grad is not None and id(p) not in self._said and p.numel() >= _FEWEST
         ]
         if not fresh:
             return
