@@ -628,3 +628,20 @@ def test_param_groups_sorts_a_model_into_weights_embeddings_norms_and_biases():
     assert [g["bound"] for g in optimizer.param_groups] == [3.0, 5.0, 3.0]
     put_gradients(model, 0)
     optimizer.step()
+
+
+def test_second_moments_follow_their_parameters_into_another_memory_order():
+    torch.manual_seed(0)
+    moved, still = (nn.Conv2d(3, 4, 3) for _ in range(2))
+    still.load_state_dict(moved.state_dict())
+    optimizers = [Madam(m.parameters()) for m in (moved, still)]
+    for t in range(4):
+        if t == 2:
+            moved.to(memory_format=torch.channels_last)
+        for m, optimizer in zip((moved, still), optimizers, strict=True):
+            put_gradients(m, t)
+            optimizer.step()
+    state = optimizers[0].state[moved.weight]
+    assert state["second_moment"].stride() == moved.weight.stride() == (27, 1, 9, 3)
+    torch.testing.assert_close(moved.weight, still.weight, rtol=1e-6, atol=0)
+    assert torch.equal(state["second_moment"], optimizers[1].state[still.weight]["second_moment"])

@@ -20,10 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         return int(options.act(options) or 0)
+    except KeyboardInterrupt:
+        print("madam: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # of `madam list | head`; what is left to flush goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (DataError, KeyError, ValueError, FileNotFoundError, LadderFileError) as error:
+    except (DataError, KeyError, ValueError, OSError, LadderFileError) as error:
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"madam: {message}", file=sys.stderr)
         return 1
@@ -46,7 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     _results(listing)
 
     run = command("run", _run, "train recipes; what is done is skipped, what was stopped goes on")
-    run.add_argument("patterns", nargs="+", help="recipe names, or patterns such as 'cifar10_*'")
+    run.add_argument(
+        "patterns", nargs="*", default=["digits_madam"],
+        help="recipe names, or patterns such as 'cifar10_*' (default: digits_madam)",
+    )  # fmt: skip
     run.add_argument("--seed", "--seeds", default="0", help="one or several, such as 0,1,2 (default: 0)")
     run.add_argument("--budget", type=_seconds, help="stop in time, such as 9m, 90s or 1h")
     run.add_argument("--data", type=Path, help="folder with the data sets (default: MADAM_DATA, then ./data)")
@@ -129,7 +135,6 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    import torch
 
     from madam_lab import data, queue, recipes
 
@@ -146,7 +151,7 @@ def _run(options: argparse.Namespace) -> int:
         folder=options.runs,
         budget=options.budget if options.budget is not None else float("inf"),
         save_every=options.save_every,
-        device=torch.device(options.device) if options.device else None,
+        device=_device(options.device),
         overrides=overrides,
         quiet=options.quiet,
     )
@@ -156,11 +161,31 @@ def _run(options: argparse.Namespace) -> int:
     return 130 if outcome.signalled else 0
 
 
-def _data(options: argparse.Namespace) -> int:
-    from madam_lab import data
+def _device(name: str | None) -> Any:
+    import torch
 
+    try:
+        return None if name is None else torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device {name}: {str(error).partition(chr(10))[0]}") from error
+
+
+def _data(options: argparse.Namespace) -> int:
+    import torch
+
+    from madam_lab import data
+    from madam_lab.tasks import TASKS
+
+    root = data.root(options.data)
     for name in options.names:
-        data.download(name, data.root(options.data))
+        try:
+            if name in data.SOURCES:
+                TASKS[name](root, torch.device("cpu"), batch=1, seed=0)
+                print(f"{name} is there, and whole")
+                continue
+        except data.DataError as error:
+            print(str(error).partition(";")[0])
+        data.download(name, root)
     return 0
 
 
@@ -192,6 +217,8 @@ def _inspect(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from madam_lab.files import export
 
+    if options.target.resolve() == options.file.resolve():
+        raise ValueError(f"{options.target} is the coded file itself; give another name for the floats")
     export(options.file, options.target)
     print(options.target)
     return 0

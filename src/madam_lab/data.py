@@ -23,6 +23,10 @@ class DataError(RuntimeError):
         )
 
 
+class DownloadError(ValueError):
+    """A download that failed, and what to do."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One file to download: its address, its hash, and where it, or what it unpacks to, belongs."""
@@ -76,14 +80,14 @@ def root(given: Path | None) -> Path:
 
 
 def download(dataset: str, folder: Path, report: Callable[[str], None] = print) -> None:
-    """Put a data set into a folder, as its makers lay it out. What is there already, and whole, is left alone."""
+    """Put a data set into a folder, as its makers lay it out.
+
+    Files that are there and have the right hash are left alone; a folder is replaced.
+    """
     if dataset not in SOURCES:
         raise ValueError(f"no data set is called {dataset!r}; choose one of {', '.join(SOURCES)} (digits need none)")
     for source in SOURCES[dataset]:
         target = folder / source.target
-        if source.archive and target.is_dir():
-            report(f"{target} is there")
-            continue
         if not source.archive and target.is_file() and _matches(target, source.hash):
             report(f"{target} is there")
             continue
@@ -95,6 +99,8 @@ def download(dataset: str, folder: Path, report: Callable[[str], None] = print) 
             shutil.rmtree(unpacked, ignore_errors=True)
             with tarfile.open(part) as archive:
                 archive.extractall(unpacked, filter="data")
+            if target.exists():
+                os.replace(target, unpacked / "replaced")
             os.replace(unpacked / source.target, target)
             shutil.rmtree(unpacked)
             part.unlink()
@@ -114,13 +120,19 @@ def _fetch(source: Source, part: Path, report: Callable[[str], None]) -> None:
         with urllib.request.urlopen(request, timeout=60) as answer:
             resumed = answer.status == 206
             with part.open("ab" if resumed else "wb") as file:
+                before = file.tell()
                 shutil.copyfileobj(answer, file, _BLOCK)
+                missing = int(answer.headers.get("Content-Length", file.tell() - before)) - (file.tell() - before)
+            if missing > 0:
+                raise DownloadError(
+                    f"{source.address} ended {missing} bytes early; the same command goes on from there"
+                )
     except urllib.error.HTTPError as error:
         if error.code != 416:  # nothing is left to send
             raise
     if not _matches(part, source.hash):
         part.unlink()
-        raise RuntimeError(
+        raise DownloadError(
             f"{source.address} gave a file with another hash than {source.hash}; it was removed, try again"
         )
 

@@ -39,8 +39,12 @@ def run(out: Path) -> None:
     todo = [name for name in names if not records.path_of(name, 0, results).exists()]
     with ProcessPoolExecutor(max_workers=WORKERS, mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(train, name, results) for name in todo]
-        for job in tqdm(as_completed(jobs), total=len(jobs), desc="training", unit="run"):
-            job.result()
+        try:
+            for job in tqdm(as_completed(jobs), total=len(jobs), desc="training", unit="run"):
+                job.result()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
     found = Results(results)
     page, picture = out / "report.html", out / "learning-rate.svg"

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,21 +56,51 @@ def work(
                 elif limits.reached():
                     outcome.left.append(label)
                 else:
-                    progress = Progress(label, recipe.epochs, quiet)
-                    try:
-                        run = Run(
-                            recipe, seed, data=data, device=device, folder=folder, results=results, overrides=overrides
-                        )
-                        record = run.train(limits, progress)
-                    except Stopped:
-                        outcome.left.append(label)
-                        continue
-                    finally:
-                        progress.close()
+                    with _claim(folder / recipe.name / f"{seed}.lock") as ours:
+                        if not ours:
+                            say(f"{label}: another process is at it")
+                            outcome.left.append(label)
+                            continue
+                        if records.path_of(recipe.name, seed, results).exists():
+                            outcome.skipped.append(label)
+                            continue
+                        progress = Progress(label, recipe.epochs, quiet)
+                        try:
+                            run = Run(
+                                recipe, seed, data=data, device=device, folder=folder, results=results,
+                                overrides=overrides,
+                            )  # fmt: skip
+                            record = run.train(limits, progress)
+                        except Stopped:
+                            outcome.left.append(label)
+                            continue
+                        finally:
+                            progress.close()
                     outcome.done.append(label)
                     say(described(record))
     outcome.signalled = limits.signalled
     return outcome
+
+
+@contextmanager
+def _claim(path: Path) -> Iterator[bool]:
+    """Whether a run is ours; a lock that its owner's death releases. Without such locks (Windows) it always is."""
+    try:
+        import fcntl
+    except ImportError:
+        yield True
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def described(record: dict[str, Any]) -> str:

@@ -104,9 +104,29 @@ def check(record: Any) -> None:
         raise RecordError("a finished run has a result and a curve")
     if record["seconds"] < 0 or record["weights"] <= 0:
         raise RecordError("seconds and weights are positive")
+    _check_numbers("bytes", record["bytes"], {"weights", "optimiser", "float32"})
     for point in record["curve"]:
-        if not isinstance(point, dict) or not {"epoch", "lr", "train"} <= point.keys():
-            raise RecordError(f"{point!r} is no point of a curve")
+        _check_numbers("a point of the curve", point, {"epoch", "lr", "train"})
+    last = record["curve"][-1] if record["curve"] else {}
+    if record["status"] == "finished" and last.get("test", record["test"]) != record["test"]:
+        raise RecordError(f"its result is {record['test']}, and its curve ends at {last['test']}")
+    for snapshot in record["codes"] or []:
+        if not isinstance(snapshot, dict) or not isinstance(snapshot.get("histogram"), list):
+            raise RecordError(f"{snapshot!r} is no histogram of codes")
+        _check_numbers("codes", {k: v for k, v in snapshot.items() if k != "histogram"}, {"epoch", "upper", "lower"})
+        _check_numbers("codes", dict(enumerate(snapshot["histogram"])), set())
+    ladder = record["settings"].get("ladder")
+    if ladder is not None:
+        _check_numbers("the ladder", ladder, {"levels", "spacing", "crossing"})
+
+
+def _check_numbers(what: str, entries: Any, names: set[str]) -> None:
+    """An object whose values are numbers (null stands for one that is not finite), among them those named."""
+    if not isinstance(entries, dict) or not names <= entries.keys():
+        raise RecordError(f"{what} is {entries!r}, which is not what it should be")
+    for name, value in entries.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise RecordError(f"{what} has {name}: {value!r}, which is no number")
 
 
 def provenance() -> dict[str, Any]:
@@ -168,6 +188,7 @@ def _commit() -> tuple[str, bool]:
     if given:
         return given.removesuffix("-dirty"), given.endswith("-dirty")
     try:
+        _git("ls-files", "--error-unmatch", str(Path(__file__).resolve()))  # not some repository around an installation
         # Results do not change what a run computes.
         changed = _git("status", "--porcelain", "--", ":/", ":!/results")
         return _git("rev-parse", "HEAD").decode().strip(), bool(changed.strip())

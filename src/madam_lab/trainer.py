@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ class Run:
     ) -> None:
         self.recipe, self.seed, self.results = recipe, seed, results
         self.overrides = overrides or {}
+        self.provenance = records.provenance()  # now: the files may change while it runs
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.checkpoint = folder / recipe.name / f"{seed}.pt"
         if self.device.type == "cuda":
@@ -182,7 +184,7 @@ class Run:
             "seconds": round(self.seconds, 2),
             "started": self.started,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU",
-            **records.provenance(),
+            **self.provenance,
         }
         records.write(record, self.results)
         self.checkpoint.unlink(missing_ok=True)
@@ -197,6 +199,7 @@ class Run:
     def _save(self) -> None:
         state = {
             "settings": self.recipe.settings(),
+            "source": self.provenance["source"],
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "random": torch.get_rng_state(),
@@ -210,11 +213,16 @@ class Run:
         write_atomically(self.checkpoint, [buffer.getbuffer()])
 
     def _restore(self) -> None:
-        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        try:
+            state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{self.checkpoint} is damaged; remove it to begin the run again") from error
         if state["settings"] != self.recipe.settings():
-            raise RuntimeError(
+            raise ValueError(
                 f"{self.checkpoint} was begun with other settings than {self.recipe.name} has now; remove it"
             )
+        if state["source"] != self.provenance["source"]:
+            self.provenance |= {"dirty": True, "source": "mixed"}  # other code began the run
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["random"].cpu())

@@ -125,7 +125,7 @@ class Madam(Optimizer):
             if situation is None or not self._repeats.again(situation, group["lr"]):
                 launches = self._step_group(group)
                 if situation is not None and launches:
-                    self._repeats.keep(situation, launches)
+                    self._repeats.keep(situation, launches, len(self.param_groups))
             if coded:
                 torch.clear_autocast_cache()  # which may hold casts of the weights as they were
         return loss
@@ -170,7 +170,7 @@ class Madam(Optimizer):
             [p.planes for p in params],
             [p.coding for p in params],
             [p.grad for p in params],
-            [_laid_out(self.state[p], p) for p in params if group["second_moment"] != "none"],
+            [_laid_out(state, p) for state, p in zip(states, params, strict=True) if group["second_moment"] != "none"],
             [state["step"] for state in states],
             [state["nonfinite"] for state in states],
             streams=[noise.stream(group["seed"], state["index"]) for state in states],
@@ -207,7 +207,7 @@ class Madam(Optimizer):
             params.append(p)
             grads.append(p.grad)
             if group["second_moment"] != "none":
-                moments.append(state["second_moment"])
+                moments.append(_laid_out(state, groups.as_real(p)))
             steps.append(state["step"])
             scales.append(state["scale"])
             nonfinite.append(state["nonfinite"])
@@ -304,6 +304,12 @@ def _laid_out(state: dict[str, Any], p: Tensor) -> Tensor:
     """The second moment in its parameter's memory order, which ``model.to(memory_format=...)`` may have changed."""
     held: Tensor = state["second_moment"]
     if held.stride() != p.stride():
-        state["second_moment"] = torch.empty_strided(p.shape, p.stride(), dtype=held.dtype, device=p.device).copy_(held)
+        # A parameter that is a slice of something has gaps, which its moment has not.
+        wanted = torch.empty_strided(p.shape, p.stride(), dtype=held.dtype, device="meta")
+        strides = torch.empty_like(wanted).stride()
+        if held.stride() != strides:
+            state["second_moment"] = torch.empty_strided(p.shape, strides, dtype=held.dtype, device=held.device).copy_(
+                held
+            )
     moment: Tensor = state["second_moment"]
     return moment

@@ -11,7 +11,7 @@ from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
 Launch = Callable[[float | Tensor], None]
-_MOST = 16  # gradients move between a few places from step to step
+_MOST = 16  # a group: gradients move between a few places from step to step
 _ARGUMENTS = (
     "beta", "max_step", "bound", "crossing", "second_moment", "bias_correction", "rounding", "seed", "weight_decay",
     "maximize",
@@ -39,15 +39,20 @@ class Repeats:
         if kept is None:
             return False
         for launch in kept[0]:
-            launch(lr)
+            launch(on_device(lr))
         torch.autograd.graph.increment_version(situation.written)
         return True
 
-    def keep(self, situation: Situation, launches: Sequence[Launch]) -> None:
-        """Remember how a step was launched."""
-        while len(self._kept) >= _MOST:
+    def keep(self, situation: Situation, launches: Sequence[Launch], groups: int) -> None:
+        """Remember how a step was launched, of an optimiser with so many groups."""
+        while len(self._kept) >= _MOST * groups:
             del self._kept[next(iter(self._kept))]
         self._kept[situation.key] = launches, situation.codings
+
+
+def on_device(lr: float | Tensor) -> float | Tensor:
+    """The learning rate as a kernel can have it: a number, or a tensor on a GPU."""
+    return float(lr) if isinstance(lr, Tensor) and not lr.is_cuda else lr
 
 
 def is_launched(group: dict[str, Any]) -> bool:
@@ -59,7 +64,7 @@ def is_launched(group: dict[str, Any]) -> bool:
 def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> Situation | None:
     """Where all tensors of a group are; None if its next step will not be like any later one."""
     lr = group["lr"]
-    key: list[Hashable] = [lr.data_ptr() if isinstance(lr, Tensor) else None]
+    key: list[Hashable] = [lr.data_ptr() if isinstance(lr, Tensor) and lr.is_cuda else None]
     key += [group[name] for name in _ARGUMENTS]
     written: list[Tensor] = []
     codings: list[CodeLayout] = []

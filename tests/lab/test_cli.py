@@ -103,7 +103,7 @@ def test_verify_and_report(capsys, tmp_path):
     page = tmp_path / "p.html"
     assert main(["report", "--results", str(tmp_path / "r"), "--page", str(page), "--tables"]) == 0
     assert page.exists()
-    (tmp_path / "r" / "digits_lr_madam_0.01" / "0.json").write_text("{}")
+    (tmp_path / "r" / "digits_lr_madam_0.01+smoke" / "0.json").write_text("{}")
     assert main(["verify", "--results", str(tmp_path / "r")]) == 1
 
 

@@ -83,9 +83,20 @@ def test_an_interrupted_download_goes_on_where_it_stopped(server, tmp_path, monk
     assert (tmp_path / "w" / "train.txt").read_bytes() == blob
 
 
+def test_a_connection_that_ends_early_keeps_what_came(server, tmp_path, monkeypatch):
+    blob = server.files["/words.txt"]
+    monkeypatch.setitem(data.SOURCES, "words", [source_of(server, "/words.txt", blob, target="w/train.txt")])
+    server.hang_up_after = 4000
+    with pytest.raises(data.DownloadError, match=r"7000 bytes early.*goes on"):
+        data.download("words", tmp_path, lambda line: None)
+    data.download("words", tmp_path, lambda line: None)
+    assert server.requests == [("/words.txt", 0), ("/words.txt", 4000)]
+    assert (tmp_path / "w" / "train.txt").read_bytes() == blob
+
+
 def test_a_wrong_hash_is_refused_and_removed(server, tmp_path, monkeypatch):
     monkeypatch.setitem(data.SOURCES, "words", [source_of(server, "/words.txt", b"other", target="w/train.txt")])
-    with pytest.raises(RuntimeError, match=r"another hash.*try again"):
+    with pytest.raises(data.DownloadError, match=r"another hash.*try again"):
         data.download("words", tmp_path, lambda line: None)
     assert list((tmp_path / "w").iterdir()) == []
 
@@ -106,6 +117,17 @@ def test_an_archive_is_unpacked_into_its_folder(server, tmp_path, monkeypatch):
     monkeypatch.setitem(data.SOURCES, "set", [source_of(server, "/set.tar.gz", blob, target="set", archive=True)])
     data.download("set", tmp_path, lambda line: None)
     assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["a", "b"]
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_damaged_folder_is_replaced(server, tmp_path, monkeypatch):
+    blob = archive_of({"set/a": b"1", "set/b": b"2"})
+    server.files["/set.tar.gz"] = blob
+    monkeypatch.setitem(data.SOURCES, "set", [source_of(server, "/set.tar.gz", blob, target="set", archive=True)])
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a").write_bytes(b"damaged")
+    data.download("set", tmp_path, lambda line: None)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "set").iterdir()} == {"a": b"1", "b": b"2"}
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 

@@ -101,11 +101,41 @@ def test_the_smoke_variant_of_every_recipe_runs(name, tiny, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zero biases that stay, rates below a spacing: the paper's own choices
         outcome = queue.work([recipe], [0], data=tiny, results=tmp_path, folder=tmp_path / "runs", quiet=True)
-    assert outcome.done == [f"{name} seed 0"]
-    record = records.read(tmp_path / name / "0.json")
+    assert outcome.done == [f"{name}+smoke seed 0"]
+    assert not (tmp_path / name).exists()  # a real run's place
+    record = records.read(tmp_path / f"{name}+smoke" / "0.json")
     assert record["status"] == "finished" or "_lr_" in name
     assert record["settings"]["smoke"]
     assert len(record["curve"]) == 2 or record["status"] == "diverged"
     assert (record["codes"] is not None) == (recipe.ladder is not None)
     if recipe.ladder is not None:
         assert record["bytes"]["weights"] < record["bytes"]["float32"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epochs": "abc"}, "epochs is 'abc'"),
+        ({"epochs": 0}, "above 0"),
+        ({"batch": 2.5}, "batch is 2.5"),
+        ({"precision": "fp99"}, "use one of bf16, float32"),
+        ({"optimiser": "lion"}, "use one of sgd"),
+        ({"clip.x": 1}, "nothing inside"),
+        ({"ladder": "paper13"}, "paper13"),
+        ({"ladder": 8}, "give a LadderFormat"),
+    ],
+)
+def test_an_override_that_makes_no_sense_is_refused(changes, says):
+    with pytest.raises((ValueError, KeyError), match=says):
+        recipes.get("digits_madam").overridden(changes)
+
+
+def test_overrides_name_a_folder_and_cannot_leave_it():
+    name = recipes.get("digits_madam").overridden({"arguments.x": "../../escaped"}).name
+    assert name == "digits_madam+arguments.x=.._.._escaped"
+
+
+def test_a_ladder_can_be_overridden_by_the_name_of_a_preset():
+    changed = recipes.get("digits_madam").overridden({"ladder": "signed8"})
+    assert changed.ladder == LadderFormat.preset("signed8")
+    assert changed.settings()["ladder"]["levels"] == 255

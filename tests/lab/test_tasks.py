@@ -40,12 +40,12 @@ def test_the_transformer_does_not_look_ahead():
 
 
 def test_cifar_reads_the_official_layout_in_either_pickle_protocol(tiny):
-    images, labels = read_batch(tiny / "cifar-10-batches-py" / "data_batch_1", b"labels", "cifar10")
+    images, labels = read_batch(tiny / "cifar-10-batches-py" / "data_batch_1", b"labels", "cifar10", 10)
     raw = pickle.loads((tiny / "cifar-10-batches-py" / "data_batch_1").read_bytes())
     assert images.shape == (9, 32, 32, 3)
     assert labels.tolist() == raw[b"labels"]
     assert images[3, 5, 7, 2] == raw[b"data"][3].reshape(3, 32, 32)[2, 5, 7]
-    assert len(read_batch(tiny / "cifar-10-batches-py" / "test_batch", b"labels", "cifar10")[0]) == 9
+    assert len(read_batch(tiny / "cifar-10-batches-py" / "test_batch", b"labels", "cifar10", 10)[0]) == 9
 
 
 class Evil:
@@ -61,8 +61,8 @@ def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol):
 
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=protocol))
-    with pytest.raises(DataError, match=r"only arrays are read.*madam data cifar10"):
-        read_batch(path, b"labels", "cifar10")
+    with pytest.raises(DataError, match=r"only arrays of bytes are read.*madam data cifar10"):
+        read_batch(path, b"labels", "cifar10", 10)
     assert not os.path.exists("/tmp/this-must-never-exist-torchmadam")
 
 
@@ -75,13 +75,36 @@ def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol):
         lambda blob: pickle.dumps({b"labels": [1], b"data": np.zeros((2, 3072), np.uint8)}),
         lambda blob: pickle.dumps({b"labels": [1], b"data": np.zeros((1, 3072), np.float32)}),
         lambda blob: pickle.dumps({b"labels": [1], b"data": np.zeros((1, 3000), np.uint8)}),
+        lambda blob: pickle.dumps({b"labels": [1], b"data": np.zeros((1, 3072), object)}),
+        lambda blob: pickle.dumps({b"labels": [1], b"data": np.asfortranarray(np.zeros((2, 3072), np.uint8))}),
+        lambda blob: pickle.dumps({b"fine_labels": [200], b"data": np.zeros((1, 3072), np.uint8)}),
     ],
 )
 def test_damaged_data_says_which_command_mends_it(damage, tiny, tmp_path):
     path = tmp_path / "train"
     path.write_bytes(damage((tiny / "cifar-100-python" / "train").read_bytes()))
     with pytest.raises(DataError, match=r"cannot be read.*`madam data cifar100` downloads it"):
-        read_batch(path, b"fine_labels", "cifar100")
+        read_batch(path, b"fine_labels", "cifar100", 100)
+
+
+def test_an_array_cannot_be_given_another_type_afterwards(tmp_path):
+    """NumPy's own dtype would believe this state, and take the bytes of a file for addresses of objects."""
+
+    class Forged:
+        def __reduce__(self):
+            return np.dtype, ("u1", False, True), (3, "|", None, ("x",), {"x": (np.dtype("O"), 0)}, 8, 1, 27)
+
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({b"data": Forged(), b"labels": []}))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_batch(path, b"labels", "cifar10", 10)
+
+
+@pytest.mark.parametrize(("name", "says"), [("cifar10", "45 pictures"), ("wikitext2", r"train.txt has \d+ words")])
+def test_data_that_is_not_whole_is_refused_outside_of_smoke_runs(name, says, tiny, monkeypatch):
+    monkeypatch.undo()  # the tiny sizes
+    with pytest.raises(DataError, match=says):
+        TASKS[name](tiny, CPU, batch=4, seed=0)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "wikitext2"])

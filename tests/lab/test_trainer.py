@@ -99,16 +99,18 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("moment", ["in an epoch", "in a save"])
 def test_kill_9_loses_nothing_but_time(moment, uninterrupted, tmp_path):
     checkpoint = tmp_path / "runs" / "digits_madam_12bit+epochs=8" / "0.pt"
+    killed = []
     for _ in range(2):
+        if killed and not killed[-1]:
+            break  # it was faster than the signal
         process = command(*digits_command(tmp_path))
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         wait_for(lambda before=before: checkpoint.exists() and checkpoint.stat().st_mtime_ns > before)
         if moment == "in a save":
             wait_for(lambda: any(checkpoint.parent.glob(".*.part")) or process.poll() is not None)
         process.kill()
-        process.wait()
-        if process.returncode == 0:
-            break
+        killed.append(process.wait() == -signal.SIGKILL)
+    assert killed[0]
     assert command(*digits_command(tmp_path)).wait() == 0
     assert same(uninterrupted, records.read(tmp_path / "results" / "digits_madam_12bit+epochs=8" / "0.json"))
 
@@ -191,7 +193,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
         with pytest.raises(Stopped):
             run.train(StopAfter(3), Progress("", 1, quiet=True))
         other = Run(replace(small(), batch=64), 0, folder=tmp_path, results=tmp_path, device=torch.device("cpu"))
-        with pytest.raises(RuntimeError, match="begun with other settings"):
+        with pytest.raises(ValueError, match="begun with other settings"):
             other.train(Limits(), Progress("", 1, quiet=True))
 
 
@@ -240,7 +242,12 @@ def test_a_record_is_written_once(record, tmp_path):
         (lambda r: r.update(seed=True), "seed is True"),
         (lambda r: r.update(schema=2), "its schema is 2"),
         (lambda r: r.update(status="great"), "finished or diverged"),
-        (lambda r: r["curve"].append({"epoch": 1}), "no point of a curve"),
+        (lambda r: r["curve"].append({"epoch": 1}), "a point of the curve"),
+        (lambda r: r["curve"][0].update(loss="low"), "which is no number"),
+        (lambda r: r.update(test=0.5 * r["test"]), "its curve ends at"),
+        (lambda r: r.update(bytes={}), "bytes is"),
+        (lambda r: r.update(codes=[1]), "no histogram"),
+        (lambda r: r["settings"].update(ladder="signed8"), "the ladder is"),
         (lambda r: r.update(weights=0), "positive"),
     ],
 )
@@ -270,7 +277,7 @@ def test_the_commit_comes_from_the_environment_else_from_git_else_it_is_unknown(
     monkeypatch.setenv("MADAM_COMMIT", "abc123-dirty")
     assert records._commit() == ("abc123", True)
     monkeypatch.delenv("MADAM_COMMIT")
-    answers = {"rev-parse": b"def456\n", "status": b" M src/x.py\n"}
+    answers = {"rev-parse": b"def456\n", "status": b" M src/x.py\n", "ls-files": b"records.py\n"}
     monkeypatch.setattr(records, "_git", lambda *a: answers[a[0]])
     assert records._commit() == ("def456", True)
     answers["status"] = b""
@@ -306,3 +313,46 @@ def test_code_is_found_again_in_the_history_by_its_hash(monkeypatch, tmp_path):
     newest, first = git("rev-list", "HEAD").decode().split()
     assert [records.commit_with(h) for h in (*hashes, "0" * 16)] == [first, newest, None]
     records.commit_with.cache_clear()
+
+
+def test_a_run_that_other_code_began_is_marked(monkeypatch, tmp_path):
+    recipe = replace(recipes.get("digits_madam"), epochs=2)
+
+    class AtOnce(Limits):
+        def reached(self):
+            return True
+
+    def run():
+        return Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
+
+    with pytest.raises(Stopped):
+        run().train(AtOnce(), Progress("", 2, quiet=True))
+    now = records.provenance()
+    monkeypatch.setattr(records, "provenance", lambda: {**now, "dirty": False, "source": "f" * 16})
+    record = run().train(Limits(), Progress("", 2, quiet=True))
+    assert (record["source"], record["dirty"]) == ("mixed", True)
+
+
+def test_a_damaged_checkpoint_says_so(tmp_path):
+    recipe = replace(recipes.get("digits_madam"), epochs=2)
+    run = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
+    run.checkpoint.parent.mkdir(parents=True)
+    run.checkpoint.write_bytes(b"PK nothing")
+    with pytest.raises(ValueError, match="is damaged; remove it"):
+        run.train(Limits(), Progress("", 2, quiet=True))
+
+
+def test_a_run_that_another_process_is_at_is_left_alone(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    recipe = replace(recipes.get("digits_madam"), epochs=1)
+    lock = tmp_path / "runs" / recipe.name / "0.lock"
+    lock.parent.mkdir(parents=True)
+    said = []
+    arguments = {"results": tmp_path, "folder": tmp_path / "runs", "quiet": True, "say": said.append}
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        outcome = queue.work([recipe], [0], **arguments)
+    assert outcome.left == ["digits_madam seed 0"]
+    assert "another process" in said[0]
+    assert queue.work([recipe], [0], **arguments).done == ["digits_madam seed 0"]
+    assert not lock.exists()

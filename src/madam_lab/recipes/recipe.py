@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -29,7 +30,8 @@ class Recipe:
         conversion: arguments of ``to_ladder_``.
         model: arguments of the task's model.
         clip: the largest norm of the whole gradient.
-        precision: of the forward and backward passes on a GPU, "bf16" or "float32"; a CPU computes in float32.
+        precision: of the forward and backward passes on a GPU, "bf16" or "float32", whose matrix products are TF32
+            there; a CPU computes in float32.
         smoke: a tiny run that shows that the recipe works.
         name, paper: given by the register: what everybody calls it, and the number to compare with.
     """
@@ -49,6 +51,18 @@ class Recipe:
     smoke: bool = False
     name: str = ""
     paper: Paper | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no run could be made of."""
+        for name in ("epochs", "batch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
+        for name, known in (("precision", ("bf16", "float32")), ("optimiser", ("sgd", "adam", "adamw", "madam"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
+        if self.ladder is not None and not isinstance(self.ladder, LadderFormat):
+            raise ValueError(f"ladder is {self.ladder!r}; give a LadderFormat, or a preset's name to --set")
 
     def lr_at(self, progress: float) -> float:
         """The learning rate after so many epochs, fractions included."""
@@ -76,7 +90,9 @@ class Recipe:
         steps = self.schedule
         if not isinstance(steps, str):
             steps = ((0, steps[0][1]), (1, steps[-1][1]))
-        return replace(self, epochs=2, batch=6, schedule=steps, smoke=True)
+        return replace(
+            self, epochs=2, batch=6, schedule=steps, smoke=True, name=f"{self.name}+smoke", paper=None
+        )  # fmt: skip
 
     def overridden(self, changes: Mapping[str, Any]) -> "Recipe":
         """With some fields changed, and a name that says so. ``arguments.bound=2`` reaches into a mapping."""
@@ -87,10 +103,16 @@ class Recipe:
             if name not in known:
                 raise ValueError(f"a recipe has no field {name!r}; it has {', '.join(sorted(known))}")
             if inner:
-                values[name] = {**values.get(name, getattr(self, name)), inner: value}
+                held = values.get(name, getattr(self, name))
+                if not isinstance(held, Mapping):
+                    raise ValueError(f"{key}: {name} is {held!r}, which has nothing inside to set")
+                values[name] = {**held, inner: value}
+            elif name == "ladder" and isinstance(value, str):
+                values[name] = LadderFormat.preset(value)
             else:
                 values[name] = value
         suffix = ",".join(f"{key}={value}" for key, value in sorted(changes.items()))
+        suffix = re.sub(r"[^\w.=,+-]", "_", suffix)  # it becomes the name of a folder
         return replace(self, **values, paper=None, name=f"{self.name}+{suffix}" if suffix else self.name)
 
 

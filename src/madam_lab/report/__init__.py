@@ -28,6 +28,7 @@ def write(folder: Path, target: Path, tables: Sequence[Path], picture: Path | No
             written.append(path)
     drawn = _learning_rate_picture(results)
     if picture is not None and drawn is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_text(drawn, encoding="utf-8")
         written.append(picture)
     return written

@@ -56,7 +56,7 @@ def clipping(results: Results) -> str | None:
     return line_chart(
         series,
         title="Convergence and weight clipping, CIFAR-10",
-        note="Test error of Madam under different bounds on its weights, and of SGD; seed 0",
+        note="Test error of Madam under different bounds on its weights, and of SGD; one seed",
         x_label="epoch",
         y_label="test error %",
         y_range=(5.0, 25.0),
@@ -75,10 +75,10 @@ def convergence(results: Results, task: str) -> str | None:
     return line_chart(
         series,
         title=f"Convergence, {TASK_TITLES[task]}",
-        note="Seed 0; " + ("validation perplexity" if task == "wikitext2" else "test error in per cent"),
+        note="One seed; " + ("validation perplexity" if task == "wikitext2" else "test error in per cent"),
         x_label="epoch",
         y_label="perplexity" if task == "wikitext2" else "error %",
-        y_range=(0.9 * min(last), min(4 * max(last), max(y for s in series for _, y in s.points))),
+        y_range=(0.9 * min(last), max(min(4 * max(last), max(y for s in series for _, y in s.points)), 1e-3)),
     )
 
 

@@ -55,7 +55,7 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n"
         f"<p>Made by <code>madam report</code> from {count} records. Hover over a point for its value. Lower is "
-        "better; an asterisk marks a record from a tree with uncommitted changes.</p>\n"
+        "better; an asterisk marks a record whose code is in no commit.</p>\n"
         + "\n".join(filter(None, sections))
         + "\n</body></html>\n"
     )

@@ -20,36 +20,76 @@ _BATCHES_AT_ONCE = 8  # are augmented: many small operations would keep a GPU wa
 
 
 class ArraysOnly(pickle.Unpickler):
-    """Reads the pickles that CIFAR comes in: containers, numbers, bytes and NumPy arrays, and nothing that can act."""
+    """Reads the pickles that CIFAR comes in: containers, numbers, bytes and arrays of bytes, and nothing that can act.
 
-    _ALLOWED = frozenset(
-        (module, name)
-        for core in ("numpy.core", "numpy._core")
-        for module, name in ((f"{core}.multiarray", "_reconstruct"), (f"{core}.numeric", "_frombuffer"))
-    ) | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+    What a pickle may name are stand-ins of our own, made anew for every file: NumPy's own constructors believe whatever
+    a file says about types and memory.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, encoding="bytes")
+        self._known = _stand_ins()
 
     def find_class(self, module: str, name: str) -> Any:
         """What a pickle may name."""
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are read")
-        # NumPy 2 renamed its core; either name may be written, and one is there.
-        for there in (module, module.replace("numpy.core", "numpy._core"), module.replace("numpy._core", "numpy.core")):
-            try:
-                return super().find_class(there, name)
-            except (ImportError, AttributeError):
-                continue
-        raise pickle.UnpicklingError(f"{module}.{name} is not there")
+        try:
+            return self._known[module.replace("numpy.core", "numpy._core"), name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays of bytes are read") from None
 
 
-def read_batch(path: Path, label: bytes, dataset: str) -> tuple[Tensor, Tensor]:
+def _stand_ins() -> dict[tuple[str, str], Any]:
+    class ByteType:
+        """numpy.dtype, of which there is one."""
+
+        def __init__(self, code: Any, *flags: Any) -> None:
+            if code not in ("u1", "|u1", "uint8", b"u1", b"|u1"):
+                raise pickle.UnpicklingError(f"an array of {code!r}, and only bytes are read")
+
+        def __setstate__(self, state: Any) -> None:
+            """Byte order and such: nothing that bytes have."""
+
+    class Array:
+        """numpy.ndarray, filled from bytes of the right number."""
+
+        def fill(self, shape: Any, kind: Any, raw: Any) -> "Array":
+            if not isinstance(kind, ByteType):
+                raise pickle.UnpicklingError("an array without a type")
+            self.value = torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape([int(n) for n in shape])
+            return self
+
+        def __setstate__(self, state: Any) -> None:
+            _, shape, kind, in_columns, raw = state
+            if in_columns:
+                raise pickle.UnpicklingError("an array in another order than rows")
+            self.fill(shape, kind, raw)
+
+    def from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> Array:
+        if order not in ("C", b"C"):
+            raise pickle.UnpicklingError("an array in another order than rows")
+        return Array().fill(shape, kind, raw)
+
+    def encode(text: str, encoding: Any) -> bytes:
+        return text.encode("latin1")  # how protocol 2 writes bytes
+
+    return {
+        ("numpy", "dtype"): ByteType,
+        ("numpy", "ndarray"): Array,
+        ("numpy._core.multiarray", "_reconstruct"): lambda kind, shape, code: Array(),
+        ("numpy._core.numeric", "_frombuffer"): from_buffer,
+        ("_codecs", "encode"): encode,
+    }
+
+
+def read_batch(path: Path, label: bytes, dataset: str, classes: int) -> tuple[Tensor, Tensor]:
     """Pictures (n x 32 x 32 x 3, bytes) and labels of one file of the official distribution."""
     try:
-        entries = ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        pixels, labels = entries[b"data"], entries[label]
-        images = torch.from_numpy(pixels).view(-1, 3, SIDE, SIDE).permute(0, 2, 3, 1).contiguous()
+        entries = ArraysOnly(io.BytesIO(path.read_bytes())).load()
+        pixels, labels = entries[b"data"].value, entries[label]
+        images = pixels.view(-1, 3, SIDE, SIDE).permute(0, 2, 3, 1).contiguous()
         targets = torch.tensor(labels, dtype=torch.int64)
-        if images.dtype != torch.uint8 or len(images) != len(targets):
-            raise ValueError(f"{len(images)} pictures of {images.dtype} and {len(targets)} labels")
+        if len(images) != len(targets) or not all(0 <= t < classes for t in labels):
+            raise ValueError(f"{len(images)} pictures, and {len(targets)} labels of {classes} classes")
     except FileNotFoundError:
         raise DataError(f"{path} is missing", dataset) from None
     except Exception as error:
@@ -65,6 +105,7 @@ class Cifar(Task):
     files: ClassVar[tuple[list[str], list[str]]]
     label: ClassVar[bytes]
     classes: ClassVar[int]
+    sizes: ClassVar[tuple[int, int]] = (50_000, 10_000)
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
     rotation: ClassVar[float] = 0.0  # degrees, either way
@@ -84,10 +125,13 @@ class Cifar(Task):
             raise DataError("no folder with data was given", self.name)
         self.device, self.seed, self.batch = device, seed, batch
         self.width, self.affine = (4, affine) if smoke else (width, affine)
-        splits = []
+        splits: list[tuple[Tensor, Tensor]] = []
         for names in self.files:
-            parts = [read_batch(root / self.folder / name, self.label, self.name) for name in names]
+            parts = [read_batch(root / self.folder / name, self.label, self.name, self.classes) for name in names]
             images, labels = torch.cat([i for i, _ in parts]), torch.cat([t for _, t in parts])
+            expected = self.sizes[len(splits)]
+            if not smoke and len(images) != expected:
+                raise DataError(f"{root / self.folder} has {len(images)} pictures instead of {expected}", self.name)
             keep = 3 * batch - 2 if smoke else len(images)
             splits.append((images[:keep].to(device), labels[:keep].to(device)))
         self.train, self.test = splits

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,7 @@ class WikiText2(Task):
     name = "wikitext2"
     metric = "test perplexity"
     selects_best = True
+    sizes: ClassVar[dict[str, int]] = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
 
     def __init__(
         self, root: Path | None, device: torch.device, *, batch: int, seed: int, smoke: bool = False, length: int = 35
@@ -49,6 +51,9 @@ class WikiText2(Task):
         if root is None:
             raise DataError("no folder with data was given", self.name)
         splits, self.words = read_words(root)
+        for name, expected in self.sizes.items() if not smoke else ():
+            if len(splits[name]) != expected:
+                raise DataError(f"{name}.txt has {len(splits[name])} words instead of {expected}", self.name)
         self.device, self.smoke = device, smoke
         self.length = 5 if smoke else length
         self.columns = {"train": batch, "valid": _EVALUATION_BATCH, "test": _EVALUATION_BATCH}

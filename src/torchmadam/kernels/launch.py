@@ -24,9 +24,10 @@ _LOST = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 _LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
 
 
-def takes(param: Tensor, grad: Tensor) -> bool:
+def takes(param: Tensor, grad: Tensor, moment: Tensor | None) -> bool:
     """Whether the float kernel can step this parameter; what it cannot, the reference does."""
-    return param.dtype in _TYPES and grad.dtype in _TYPES and _is_dense(param)
+    alike = moment is None or moment.stride() == param.stride()
+    return param.dtype in _TYPES and grad.dtype in _TYPES and alike and _is_dense(param)
 
 
 class Launches:
@@ -85,7 +86,8 @@ def float_step(
     ]  # fmt: skip
     device, dtype = params[0].device, params[0].dtype
     launches = Launches(device)
-    table, clock = _table(rows, device), _add_clock(launches, rows, beta, tables.FLOAT_COLUMNS, device)
+    table, clock = _table(rows, device)
+    _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS)
     blocks = _blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
     launches.add(
         step_float.float_kernel, len(blocks),
@@ -137,7 +139,8 @@ def coded_step(
     flats = sum(_is_flat(coding) for coding in codings)
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
-    table, clock = _table(rows, device), _add_clock(launches, rows, beta, tables.CODED_COLUMNS, device)
+    table, clock = _table(rows, device)
+    _add_clock(launches, table, clock, len(rows), beta, tables.CODED_COLUMNS)
     wide = [tables.GRAD, tables.MOMENT, *range(tables.PLANES, tables.CODED_COLUMNS)]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
@@ -242,43 +245,43 @@ def _float_bits(value: float) -> int:
     return bits
 
 
-def _add_clock(
-    launches: Launches, rows: list[list[int]], beta: float, fields: int, device: torch.device
-) -> Tensor:  # fmt: skip
-    """Add the launch that counts the step of every tensor; what it notes for the programs is returned."""
-    clock = _keep(torch.empty(4 * len(rows), dtype=torch.int32, device=device))
+def _add_clock(launches: Launches, table: Tensor, clock: Tensor, count: int, beta: float, fields: int) -> None:
+    """Add the launch that counts the step of every tensor, and notes what its programs need."""
     log_beta = math.log(beta) if beta > 0 else -1e30
     (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
     launches.add(
-        tables.clock_kernel, -(-len(rows) // 256),
+        tables.clock_kernel, -(-count // 256),
         {
-            "table": _table(rows, device), "clock": clock, "count": len(rows), "log_beta": high,
-            "log_beta_rest": log_beta - high, "FIELDS": fields, "BLOCK": 256,
+            "table": table, "clock": clock, "count": count, "log_beta": high, "log_beta_rest": log_beta - high,
+            "FIELDS": fields, "BLOCK": 256,
         },
     )  # fmt: skip
-    return clock
 
 
-# The tables of the last steps, and tensors that captured graphs refer to, which must stay where they are.
-_TABLES: dict[tuple[Any, ...], Tensor] = {}
-_CAPTURED: list[Tensor] = []
+# The tables of the last steps, each with the clock's notes; and what captured graphs refer to, which must stay.
+_TABLES: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+_CAPTURED: dict[int, Tensor] = {}
 
 
-def _table(rows: list[list[int]], device: torch.device) -> Tensor:
-    """The rows on the device. Addresses rarely change from one step to the next, so tables are kept."""
+def _table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The rows on the device, and room for the clock's notes on them.
+
+    Addresses rarely change from one step to the next, so tables are kept; but not those made while a graph is captured,
+    whose memory is the graph's and is filled only when it is replayed.
+    """
     key = (device, *(tuple(row) for row in rows))
-    table = _TABLES.get(key)
-    if table is None:
+    made = _TABLES.get(key)
+    if made is None:
         host = torch.tensor(rows, dtype=torch.int64)
         if device.type == "cuda":
             # Pinned, so that the copy needs no synchronisation and may be captured in a CUDA graph.
-            host = host.pin_memory()
-        table = host.to(device, non_blocking=True)
-        while len(_TABLES) >= 32:
-            del _TABLES[next(iter(_TABLES))]
-        _TABLES[key] = table
-        _keep(host)
-    return _keep(table)
+            host = _keep(host.pin_memory())
+        made = host.to(device, non_blocking=True), torch.empty(4 * len(rows), dtype=torch.int32, device=device)
+        if not _is_capturing(device):
+            while len(_TABLES) >= 64:
+                del _TABLES[next(iter(_TABLES))]
+            _TABLES[key] = made
+    return _keep(made[0]), _keep(made[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -295,9 +298,13 @@ def _blocks(counts: tuple[int, ...], device: torch.device, first: int = 0) -> Te
 
 
 def _keep(tensor: Tensor) -> Tensor:
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        _CAPTURED.append(tensor)
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        _CAPTURED[tensor.data_ptr()] = tensor
     return tensor
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

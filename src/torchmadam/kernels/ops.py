@@ -147,11 +147,12 @@ def _float_step_cuda(
     maximize: bool,
 ) -> None:  # fmt: skip
     rule: dict[str, Any] = {
-        "lr": lr if lr_tensor is None else lr_tensor, "beta": beta, "max_step": max_step, "bound": bound,
+        "lr": _lr_for_kernels(lr_tensor, lr), "beta": beta, "max_step": max_step, "bound": bound,
         "weight_decay": weight_decay, "bias_correction": bias_correction, "rounding": rounding, "maximize": maximize,
     }  # fmt: skip
     fast = _has_triton()
-    keys = [fast and _launch().takes(p, g) for p, g in zip(params, grads, strict=True)]
+    held = moments or [None] * len(params)
+    keys = [fast and _launch().takes(p, g, m) for p, g, m in zip(params, grads, held, strict=True)]
     for pick in _alike(keys):
         step = _launch().float_step if pick(keys)[0] else update.madam_
         launches = step(
@@ -201,7 +202,8 @@ def _coded_step(kernel: bool, *arguments: Any) -> None:
     own = [planes[i : i + each] for i in range(0, len(planes), each)]
     step = _launch().coded_step if kernel and _has_triton() and _kernels_take(codings[0]) else update.madam_coded_
     launches = step(
-        own, codings, grads, moments, steps, nonfinite, streams=streams, lr=lr if lr_tensor is None else lr_tensor,
+        own, codings, grads, moments, steps, nonfinite, streams=streams,
+        lr=_lr_for_kernels(lr_tensor, lr) if kernel else lr if lr_tensor is None else lr_tensor,
         beta=beta, max_step=max_step, weight_decay=weight_decay, bias_correction=bias_correction, rounding=rounding,
         maximize=maximize,
     )  # fmt: skip
@@ -224,6 +226,13 @@ def _picked(places: list[int], entries: Sequence[Any]) -> list[Any]:
 
 def _lr_of(lr: float | Tensor) -> tuple[Tensor | None, float]:
     return (lr, 0.0) if isinstance(lr, Tensor) else (None, lr)
+
+
+def _lr_for_kernels(lr_tensor: Tensor | None, lr: float) -> float | Tensor:
+    """A kernel takes a number, or a tensor that is on its device."""
+    if lr_tensor is None:
+        return lr
+    return lr_tensor if lr_tensor.is_cuda else float(lr_tensor)
 
 
 def _rule_of(rule: dict[str, Any]) -> list[Any]:
