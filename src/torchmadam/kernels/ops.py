@@ -151,7 +151,7 @@ def _float_step_cuda(
         "weight_decay": weight_decay, "bias_correction": bias_correction, "rounding": rounding, "maximize": maximize,
     }  # fmt: skip
     fast = _has_triton()
-    held = moments or [None] * len(params)
+    held: Sequence[Tensor | None] = moments or [None] * len(params)
     keys = [fast and _launch().takes(p, g, m) for p, g, m in zip(params, grads, held, strict=True)]
     for pick in _alike(keys):
         step = _launch().float_step if pick(keys)[0] else update.madam_
