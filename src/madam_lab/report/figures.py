@@ -145,13 +145,15 @@ def number_systems() -> str:
     parts: list[str] = []
     fills = {"S": "var(--ink)", "E": "var(--mid)", "M": "none"}
     texts = {"S": "var(--paper)", "E": "var(--paper)", "M": "var(--ink)"}
+    meanings = {"S": "sign", "E": "exponent", "M": "mantissa"}
     for row, (name, bits) in enumerate(systems):
         y = 64 + 34 * row
         parts.append(f'<text x="18" y="{y + 17}">{escape(name)}</text>')
         for i, bit in enumerate(bits):
             x = 190 + 26 * i
             parts.append(
-                f'<rect class="bit" x="{x}" y="{y}" width="24" height="24" fill="{fills[bit]}" stroke="var(--ink)"/>'
+                f'<rect class="bit" x="{x}" y="{y}" width="24" height="24" fill="{fills[bit]}" stroke="var(--ink)">'
+                f"<title>{meanings[bit]}</title></rect>"
                 f'<text x="{x + 12}" y="{y + 17}" text-anchor="middle" style="fill:{texts[bit]}">{bit}</text>'
             )
     top = 64 + 34 * len(systems) + 40
@@ -165,8 +167,13 @@ def number_systems() -> str:
         marks = "".join(f"M{left + (right - left) * (1 + math.log(w) / math.log(60)):.1f} {y}v20" for w in rungs)
         tip = f"<title>{escape(name)}: {len(rungs)} weights</title>"
         parts.append(f'<path class="rung" d="{marks}" stroke="var(--ink)" stroke-width=".8" fill="none">{tip}</path>')
+    below = top + 10 + 30 * 4
+    for part, label in ((60, "sigma*/60"), (30, "/30"), (10, "/10"), (3, "/3"), (1, "sigma*")):
+        x = left + (right - left) * (1 - math.log(part) / math.log(60))
+        parts.append(f'<path d="M{x:.1f} {below - 6}v5" stroke="var(--ink)" stroke-width=".8"/>')
+        parts.append(f'<text class="note" x="{x:.1f}" y="{below + 12}" text-anchor="middle">{label}</text>')
     note = "S is the sign, E an exponent (the code), M a mantissa, which a ladder does without"
-    return figure(parts, title="Number systems", note=note, width=640, height=top + 30 * 4 + 24)
+    return figure(parts, title="Number systems", note=note, width=650, height=below + 24)
 
 
 def _rungs() -> list[tuple[str, list[float]]]:
