@@ -302,3 +302,51 @@ def test_a_whole_lab_run_on_the_gpu_resumes_bit_for_bit(tmp_path):
     whole, parts = (records.read(tmp_path / n / recipe.name / "0.json") for n in ("whole", "parts"))
     assert whole["curve"] == parts["curve"]
     assert whole["codes"] == parts["codes"]
+
+
+def test_the_bytes_we_count_are_those_the_gpu_holds():
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    model = torchmadam.to_ladder_(nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)])).cuda()
+    optimizer = Madam(model.parameters())
+    model(torch.randn(4, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated() - before
+    assert torchmadam.memory(model, optimizer).total == pytest.approx(held, rel=0.01)
+
+
+def test_released_gradients_never_pile_up_on_a_gpu():
+    model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)]).cuda()
+    x = torch.randn(4, 1024, device="cuda")
+    optimizer = Madam(model.parameters())
+    torchmadam.release_gradients(model, optimizer)
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model(x).sum().backward()
+        optimizer.step()
+    assert torch.cuda.max_memory_allocated() - before < 4 * 4 * 1024 * 1024  # of sixteen gradients
+
+
+@pytest.mark.parametrize("name", ["cifar10_sgd", "cifar10_madam_12bit", "wikitext2_madam", "wikitext2_madam_12bit"])
+def test_two_runs_of_a_smoke_recipe_are_equal_bit_for_bit(name, tmp_path):
+    import numpy as np
+
+    from madam_lab import queue, recipes, records
+    from tiny_data import lay_cifar, lay_wikitext
+
+    rng = np.random.default_rng(0)
+    lay_cifar(tmp_path / "data", rng)
+    lay_wikitext(tmp_path / "data", rng)
+    recipe = recipes.get(name).as_smoke()
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zero biases that stay: the paper's own choice
+        for i in range(2):
+            queue.work(
+                [recipe], [0], data=tmp_path / "data", results=tmp_path / str(i), folder=tmp_path / "r", quiet=True
+            )
+            found.append(records.read(tmp_path / str(i) / recipe.name / "0.json"))
+    assert found[0]["curve"] == found[1]["curve"]
+    assert found[0]["codes"] == found[1]["codes"]

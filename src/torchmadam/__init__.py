@@ -9,6 +9,8 @@ from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.summary import summary
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
+from torchmadam.memory import Memory, memory
+from torchmadam.release import Released, release_gradients
 
 __all__ = [
     "Average",
@@ -16,10 +18,14 @@ __all__ = [
     "LadderFormat",
     "LadderTensor",
     "Madam",
+    "Memory",
+    "Released",
     "average",
     "compile_options",
     "load",
+    "memory",
     "param_groups",
+    "release_gradients",
     "save",
     "scales_of",
     "summary",

@@ -50,6 +50,8 @@ class Madam(Optimizer):
     """
 
     _built = False
+    # PyTorch's name: whether a GradScaler hands over its scale. release_gradients sets it, to refuse it.
+    _step_supports_amp_scaling = False
 
     def __init__(
         self,
@@ -114,21 +116,25 @@ class Madam(Optimizer):
                 loss = closure()
 
         for group in self.param_groups:
-            if torch.compiler.is_compiling():
-                self._step_group(group)
-                continue
-            self._check_capture(group["lr"])
-            coded = any(isinstance(p, LadderTensor) for p in group["params"])
-            if coded:
-                self._watch.look(group)
-            situation = situation_of(group, self.state) if is_launched(group) else None
-            if situation is None or not self._repeats.again(situation, group["lr"]):
-                launches = self._step_group(group)
-                if situation is not None and launches:
-                    self._repeats.keep(situation, launches, len(self.param_groups))
-            if coded:
-                torch.clear_autocast_cache()  # which may hold casts of the weights as they were
+            self.step_group(group)
         return loss
+
+    def step_group(self, group: dict[str, Any]) -> None:
+        """Move the parameters of one group, or of a part of one, that have gradients. :meth:`step` does all groups."""
+        if torch.compiler.is_compiling():
+            self._step_group(group)
+            return
+        self._check_capture(group["lr"])
+        coded = any(isinstance(p, LadderTensor) for p in group["params"])
+        if coded:
+            self._watch.look(group)
+        situation = situation_of(group, self.state) if is_launched(group) else None
+        if situation is None or not self._repeats.again(situation, group["lr"]):
+            launches = self._step_group(group)
+            if situation is not None and launches:
+                self._repeats.keep(situation, launches, sum(len(g["params"]) for g in self.param_groups))
+        if coded:
+            torch.clear_autocast_cache()  # which may hold casts of the weights as they were
 
     def _step_group(self, group: dict[str, Any]) -> list[Any] | None:
         """A step of one group. Where only kernels ran, returns functions of lr that make the same step again."""

@@ -1,7 +1,7 @@
 """Steps that are made again as they were, without preparing them again: on a GPU that takes longer than the step."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
 Launch = Callable[[float | Tensor], None]
-_MOST = 16  # a group: gradients move between a few places from step to step
+_MOST = 16  # for each parameter: gradients move between a few places from step to step
 _ARGUMENTS = (
     "beta", "max_step", "bound", "crossing", "second_moment", "bias_correction", "rounding", "seed", "weight_decay",
     "maximize",
@@ -25,13 +25,15 @@ class Situation:
     key: Hashable
     written: Sequence[Tensor]
     codings: Sequence[CodeLayout]  # which the key knows by their ids
+    parameters: int
 
 
 class Repeats:
     """The launches of earlier steps, by the situation they were made in."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, tuple[Sequence[Launch], Sequence[CodeLayout]]] = {}
+        self._kept: dict[Hashable, tuple[Sequence[Launch], Situation]] = {}
+        self._size = 0  # parameters, over all that is kept
 
     def again(self, situation: Situation, lr: float | Tensor) -> bool:
         """Make the step that was made in this situation before; False: there was none."""
@@ -43,11 +45,13 @@ class Repeats:
         torch.autograd.graph.increment_version(situation.written)
         return True
 
-    def keep(self, situation: Situation, launches: Sequence[Launch], groups: int) -> None:
-        """Remember how a step was launched, of an optimiser with so many groups."""
-        while len(self._kept) >= _MOST * groups:
-            del self._kept[next(iter(self._kept))]
-        self._kept[situation.key] = launches, situation.codings
+    def keep(self, situation: Situation, launches: Sequence[Launch], parameters: int) -> None:
+        """Remember how a step was launched, of an optimiser with so many parameters."""
+        while self._kept and self._size + situation.parameters > _MOST * parameters:
+            _, oldest = self._kept.pop(next(iter(self._kept)))
+            self._size -= oldest.parameters
+        self._kept[situation.key] = launches, replace(situation, written=())
+        self._size += situation.parameters
 
 
 def on_device(lr: float | Tensor) -> float | Tensor:
@@ -90,4 +94,4 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
             g.data_ptr(), g.stride(), g.dtype, held["step"].data_ptr(), held["nonfinite"].data_ptr(), held["index"],
             held["second_moment"].data_ptr() if has_moment else None,
         ]  # fmt: skip
-    return Situation(tuple(key), written, codings)
+    return Situation(tuple(key), written, codings, len(group["params"]))

@@ -169,9 +169,9 @@ def number_systems() -> str:
         parts.append(f'<path class="rung" d="{marks}" stroke="var(--ink)" stroke-width=".8" fill="none">{tip}</path>')
     below = top + 10 + 30 * 4
     for part, label in ((60, "sigma*/60"), (30, "/30"), (10, "/10"), (3, "/3"), (1, "sigma*")):
-        x = left + (right - left) * (1 - math.log(part) / math.log(60))
-        parts.append(f'<path d="M{x:.1f} {below - 6}v5" stroke="var(--ink)" stroke-width=".8"/>')
-        parts.append(f'<text class="note" x="{x:.1f}" y="{below + 12}" text-anchor="middle">{label}</text>')
+        at = left + (right - left) * (1 - math.log(part) / math.log(60))
+        parts.append(f'<path d="M{at:.1f} {below - 6}v5" stroke="var(--ink)" stroke-width=".8"/>')
+        parts.append(f'<text class="note" x="{at:.1f}" y="{below + 12}" text-anchor="middle">{label}</text>')
     note = "S is the sign, E an exponent (the code), M a mantissa, which a ladder does without"
     return figure(parts, title="Number systems", note=note, width=650, height=below + 24)
 

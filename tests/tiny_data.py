@@ -1,0 +1,33 @@
+"""Tiny data in the official layouts, generated."""
+
+import pickle
+
+import numpy as np
+
+
+def lay_cifar(root, rng, protocol=2):
+    ten = root / "cifar-10-batches-py"
+    ten.mkdir(parents=True)
+    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        labels = [int(v) for v in rng.integers(0, 10, 9)]
+        data = rng.integers(0, 256, (9, 3072), dtype=np.uint8)
+        entries = {b"batch_label": name.encode(), b"labels": labels, b"data": data, b"filenames": [b"x.png"] * 9}
+        (ten / name).write_bytes(pickle.dumps(entries, protocol=protocol if i else 4))
+    hundred = root / "cifar-100-python"
+    hundred.mkdir()
+    for name, count in (("train", 40), ("test", 20)):
+        entries = {
+            b"data": rng.integers(0, 256, (count, 3072), dtype=np.uint8),
+            b"fine_labels": [int(v) for v in rng.integers(0, 100, count)],
+            b"coarse_labels": [0] * count,
+        }
+        (hundred / name).write_bytes(pickle.dumps(entries, protocol=protocol))
+
+
+def lay_wikitext(root, rng):
+    folder = root / "wikitext-2"
+    folder.mkdir(parents=True)
+    words = [f"word{i}" for i in range(40)] + ["<unk>", "="]
+    for split, lines in (("train", 60), ("valid", 30), ("test", 30)):
+        text = ["" if i % 7 == 0 else " " + " ".join(rng.choice(words, 9)) + " " for i in range(lines)]
+        (folder / f"{split}.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
