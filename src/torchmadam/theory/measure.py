@@ -7,8 +7,7 @@ backward.
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +18,8 @@ from torchmadam import groups
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
 from torchmadam.theory.bounds import descent_bound, stretch
+from torchmadam.theory.trial import Closure, Trial, as_float, squared_length, trial_of
 
-Closure = Callable[[], Tensor]
 # Which layer a parameter belongs to, by its name and itself; None: to none.
 Layers = Callable[[str, Tensor], str | None]
 
@@ -112,7 +111,7 @@ def layer_angles(model: nn.Module, optimizer: Optimizer | None = None, layers: L
     for name, p in model.named_parameters():
         layer = layers(name, p)
         if layer is not None and p.grad is not None:
-            _add(sums[layer], *_gamma_sums(_float(p), p.grad, widths[name]))
+            _add(sums[layer], *_gamma_sums(as_float(p), p.grad, widths[name]))
     if not sums:
         raise ValueError("no layer has a gradient; call backward first, or choose other layers=")
     return {layer: _angle(*parts) for layer, parts in sums.items()}
@@ -124,7 +123,7 @@ def deep_relative_trust(model: nn.Module, step: Mapping[str, Tensor], layers: La
     for name, p in model.named_parameters():
         layer = layers(name, p)
         if layer is not None:
-            _add(sums[layer], _square(step[name]) if name in step else 0.0, _square(_float(p)))
+            _add(sums[layer], squared_length(step[name]) if name in step else 0.0, squared_length(as_float(p)))
     return math.expm1(math.fsum(math.log1p(_ratio(*parts)) for parts in sums.values()))
 
 
@@ -135,12 +134,12 @@ def gradient_breakdown(
 
     What is found is a lower bound of the maximum over all t. A parameter of no layer is reported under its own name.
     """
-    with _trial(model) as trial:
+    with trial_of(model) as trial:
         start = trial.gradients(closure)[1]
         changes, _ = _changes(trial, closure, step, start, layers, points)
         sizes: dict[str, float] = defaultdict(float)
         for name, p in trial.originals.items():
-            sizes[layers(name, p) or name] += _square(start[name])
+            sizes[layers(name, p) or name] += squared_length(start[name])
         return {layer: _ratio(square, sizes[layer]) for layer, square in changes.items()}
 
 
@@ -152,7 +151,7 @@ def descent_report(
     Besides the model it holds the step, the gradient and trial weights: three copies of the parameters.
     """
     widths = _widths(model, optimizer)
-    with _trial(model) as trial:
+    with trial_of(model) as trial:
         loss, start = trial.gradients(closure)
         step = _proposed(trial, optimizer, start)
         changes, final = _changes(trial, closure, step, start, layers, points)
@@ -163,10 +162,10 @@ def descent_report(
         for layer, own in members.items():
             gamma, theta, sizes = [0.0] * 3, [0.0] * 3, [0.0] * 2
             for name in own:
-                weight, g, move = _float(trial.originals[name]), start[name], step[name]
+                weight, g, move = as_float(trial.originals[name]), start[name], step[name]
                 _add(gamma, *_gamma_sums(weight, g, widths[name]))
-                _add(theta, -_dot(g, move), _square(g), _square(move))
-                _add(sizes, _square(move), _square(weight))
+                _add(theta, -_dot(g, move), squared_length(g), squared_length(move))
+                _add(sizes, squared_length(move), squared_length(weight))
             predicted = -theta[0]
             bound += predicted + math.sqrt(changes[layer] * theta[2])
             is_layer = layers(own[0], trial.originals[own[0]]) is not None
@@ -184,16 +183,16 @@ def safe_lr(model: nn.Module, closure: Closure, optimizer: Optimizer | None = No
     trust does, and is about one step on the loss that the closure computes, not about a noisy run of many.
     """
     widths = _widths(model, optimizer)
-    with _trial(model) as trial:
+    with trial_of(model) as trial:
         gradients = trial.gradients(closure)[1]
         angles: dict[str, list[float]] = defaultdict(lambda: [0.0] * 3)
         sizes: dict[str, list[float]] = defaultdict(lambda: [0.0] * 2)
         for name, p in trial.originals.items():
             layer = layers(name, p)
             if layer is not None:
-                weight = _float(p)
+                weight = as_float(p)
                 _add(angles[layer], *_gamma_sums(weight, gradients[name], widths[name]))
-                _add(sizes[layer], widths[name] ** 2 * weight.numel(), _square(weight))
+                _add(sizes[layer], widths[name] ** 2 * weight.numel(), squared_length(weight))
     if not angles:
         raise ValueError("the model has no layers; choose others with layers=")
     cosines = [math.cos(_angle(*parts)) for parts in angles.values()]
@@ -201,93 +200,11 @@ def safe_lr(model: nn.Module, closure: Closure, optimizer: Optimizer | None = No
     return descent_bound(cosines, len(cosines), exponential=True, stretches=stretches)
 
 
-# ---- trial weights
-
-
-class _Trial:
-    """A model whose parameters are float copies for a while; what it was is put back in the end."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.originals: dict[str, Tensor] = dict(model.named_parameters())
-        self.buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-        self.places = [
-            (module, key, p)
-            for module in model.modules()
-            for key, p in module._parameters.items()
-            if p is not None
-        ]  # fmt: skip
-        copies = {id(p): nn.Parameter(_float(p).clone()) for _, _, p in self.places}
-        self.weights = {name: copies[id(p)] for name, p in self.originals.items()}
-        for module, key, p in self.places:
-            module._parameters[key] = copies[id(p)]
-        self.random = torch.get_rng_state()
-        self.random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def restore(self) -> None:
-        """Put the model's own parameters back."""
-        for module, key, p in self.places:
-            module._parameters[key] = p
-        self.reset()
-
-    def reset(self) -> None:
-        """Buffers and random numbers as they were, so that every evaluation sees the same function."""
-        with torch.no_grad():
-            for name, b in self.model.named_buffers():
-                b.copy_(self.buffers[name])
-        torch.set_rng_state(self.random)
-        for i, state in enumerate(self.random_cuda):
-            torch.cuda.set_rng_state(state, i)
-
-    def gradients(self, closure: Closure) -> tuple[float, dict[str, Tensor]]:
-        """Loss and gradients at the trial weights."""
-        self.reset()
-        with torch.enable_grad():
-            loss = closure()
-            found = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
-        named = zip(self.weights.items(), found, strict=True)
-        return float(loss.detach()), {name: torch.zeros_like(w) if g is None else g.detach() for (name, w), g in named}
-
-    def differences(self, closure: Closure, start: Mapping[str, Tensor]) -> dict[str, float]:
-        """|g - start|^2 of every parameter; each gradient is dropped as soon as it has been looked at."""
-        self.reset()
-        found = {name: _square(start[name]) for name in self.weights}  # where no gradient comes, it is zero
-        handles = []
-        for name, w in self.weights.items():
-
-            def look(p: Tensor, name: str = name) -> None:
-                found[name] = _square(p.grad - start[name])  # type: ignore[operator]
-                p.grad = None
-
-            handles.append(w.register_post_accumulate_grad_hook(look))
-        try:
-            with torch.enable_grad():
-                closure().backward()
-        finally:
-            for handle in handles:
-                handle.remove()
-        return found
-
-    @torch.no_grad()
-    def move(self, step: Mapping[str, Tensor], t: float) -> None:
-        """To W + t dW."""
-        for name, w in self.weights.items():
-            w.copy_(_float(self.originals[name]))
-            if name in step:
-                w.add_(step[name], alpha=t)
-
-
-@contextmanager
-def _trial(model: nn.Module) -> Iterator[_Trial]:
-    trial = _Trial(model)
-    try:
-        yield trial
-    finally:
-        trial.restore()
+# ---- one step
 
 
 def _changes(
-    trial: _Trial,
+    trial: Trial,
     closure: Closure,
     step: Mapping[str, Tensor],
     start: Mapping[str, Tensor],
@@ -310,7 +227,7 @@ def _changes(
         return worst, float(closure())
 
 
-def _proposed(trial: _Trial, optimizer: Optimizer, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _proposed(trial: Trial, optimizer: Optimizer, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the optimiser's next step would add to each weight: made by a twin of it, on copies."""
     names = {id(p): name for name, p in trial.originals.items()}
     doubles: dict[int, Tensor] = {}
@@ -330,7 +247,7 @@ def _proposed(trial: _Trial, optimizer: Optimizer, gradients: Mapping[str, Tenso
         }
         for name, p in trial.originals.items():
             if id(p) in doubles:
-                step[name] = _float(doubles.pop(id(p))) - _float(p)
+                step[name] = as_float(doubles.pop(id(p))) - as_float(p)
     return step
 
 
@@ -359,13 +276,9 @@ def _widths(model: nn.Module, optimizer: Optimizer | None) -> dict[str, float]:
     return widths
 
 
-def _float(p: Tensor) -> Tensor:
-    return p.decode() if isinstance(p, LadderTensor) else p.detach()
-
-
 def _gamma_sums(weight: Tensor, g: Tensor, width: float) -> tuple[float, float, float]:
     reach = weight.double().abs() if width == 0 else torch.sqrt(weight.double() ** 2 + width**2)
-    return _dot(reach, g.abs()), _square(reach), _square(g)
+    return _dot(reach, g.abs()), squared_length(reach), squared_length(g)
 
 
 def _add(sums: list[float], *parts: float) -> None:
@@ -375,10 +288,6 @@ def _add(sums: list[float], *parts: float) -> None:
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return float((a.double() * b.double()).sum())
-
-
-def _square(a: Tensor) -> float:
-    return float(a.double().square().sum())
 
 
 def _ratio(square: float, other: float) -> float:
