@@ -1,11 +1,13 @@
 """The command `madam`."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
 
 import torchmadam
-from madam_lab import records
+from madam_lab import data, records
 from madam_lab.cli import main
 
 
@@ -122,3 +124,18 @@ def test_inspect_prints_a_coded_file_and_export_writes_floats(capsys, tmp_path):
     assert torch.equal(dense["0.weight"], model[0].weight.decode())
     plain = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
     plain.load_state_dict(dense)
+
+
+def test_data_that_is_whole_is_left_alone_and_damaged_data_is_fetched_anew(tiny, tmp_path, monkeypatch, capsys):
+    fetched = []
+    monkeypatch.setattr(data, "download", lambda name, folder: fetched.append(name))
+    shutil.copytree(tiny, tmp_path / "d")
+    arguments = ["data", "cifar10", "wikitext2", "--data", str(tmp_path / "d")]
+    assert main(arguments) == 0
+    assert fetched == []
+    assert "cifar10 is there, and whole" in capsys.readouterr().out
+    batch = tmp_path / "d" / "cifar-10-batches-py" / "data_batch_3"
+    batch.write_bytes(batch.read_bytes()[:100])
+    assert main(arguments) == 0
+    assert fetched == ["cifar10"]
+    assert "data_batch_3 cannot be read" in capsys.readouterr().out

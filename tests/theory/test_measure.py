@@ -1,12 +1,15 @@
 """The theory's quantities on live networks."""
 
 import math
+import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from torchmadam import Madam, theory, to_ladder_
 from torchmadam.theory import (
@@ -152,6 +155,36 @@ def test_buffers_dropout_and_tied_weights_are_left_as_they_were():
     assert torch.equal(state, torch.get_rng_state())
     assert model[3].weight is model[0].weight
     assert [row.name for row in first.layers if row.is_layer] == ["0.weight", "4.weight"]
+
+
+def test_a_report_holds_no_more_than_three_copies_of_the_parameters():
+    """Counts the storages of a weight's size that operators have touched and that are still alive."""
+
+    class Live(TorchDispatchMode):
+        made, most = {}, 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            seen = tree_leaves((args, out))
+            self.made.update({id(t): weakref.ref(t) for t in seen if isinstance(t, torch.Tensor)})
+            storages = [t.untyped_storage() for made in self.made.values() if (t := made()) is not None]
+            bytes_of = {s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in own}
+            self.most = max(self.most, sum(size == 64 * 64 * 8 for size in bytes_of.values()))
+            return out
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(12)]).double()
+    x = torch.randn(3, 64, dtype=torch.float64)
+    optimizer = Madam(model.parameters())
+    model(x).square().mean().backward()
+    optimizer.step()
+    for state in optimizer.state.values():  # float32 would not be counted
+        state["second_moment"] = state["second_moment"].double()
+    held = [t for p in model.parameters() for t in (p, p.grad, optimizer.state[p]["second_moment"])]
+    own = {t.untyped_storage().data_ptr() for t in held}
+    with Live() as live:
+        descent_report(model, lambda: model(x).square().mean(), optimizer)
+    assert 3 * 12 <= live.most <= 3 * 12 + 8  # and some temporaries of one tensor
 
 
 def test_layers_are_the_users_choice():

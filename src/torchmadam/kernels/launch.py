@@ -33,7 +33,7 @@ def takes(param: Tensor, grad: Tensor, moment: Tensor | None) -> bool:
 class Launches:
     """The launches of a step. They can be made again while every tensor in them stays where it is.
 
-    The first call compiles; later ones go straight to the compiled kernels, which takes a tenth of the time.
+    The first call compiles; later ones go straight to the compiled kernels, past all looking at arguments.
     """
 
     def __init__(self, device: torch.device) -> None:

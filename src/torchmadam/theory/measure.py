@@ -148,7 +148,8 @@ def descent_report(
 ) -> DescentReport:
     """What the optimiser's next step would do to the loss, and what the theory says of it. Nothing is changed.
 
-    Besides the model it holds the step, the gradient and trial weights: three copies of the parameters.
+    Besides the model it holds the gradient, trial weights, and first a copy of the optimiser's state, then the step:
+    three copies of the parameters, if the optimiser holds one number a weight, as Madam does.
     """
     widths = _widths(model, optimizer)
     with trial_of(model) as trial:
@@ -228,13 +229,17 @@ def _changes(
 
 
 def _proposed(trial: Trial, optimizer: Optimizer, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the optimiser's next step would add to each weight: made by a twin of it, on copies."""
+    """What the optimiser's next step would add to each weight: made by a twin of it, on the trial weights.
+
+    Codes are stepped as codes, on copies of their own.
+    """
     names = {id(p): name for name, p in trial.originals.items()}
     doubles: dict[int, Tensor] = {}
     for p in (p for group in optimizer.param_groups for p in group["params"]):
-        doubles[id(p)] = copy.deepcopy(p)
-        if id(p) in names and p.requires_grad:
-            doubles[id(p)].grad = gradients[names[id(p)]].to(p.dtype)
+        name = names.get(id(p))
+        doubles[id(p)] = copy.deepcopy(p) if name is None or isinstance(p, LadderTensor) else trial.weights[name]
+        if name is not None and p.requires_grad:
+            doubles[id(p)].grad = gradients[name].to(p.dtype)
     twin = copy.copy(optimizer)
     twin.param_groups = [{**g, "params": [doubles[id(p)] for p in g["params"]]} for g in optimizer.param_groups]
     twin.state = defaultdict(dict)
@@ -242,12 +247,12 @@ def _proposed(trial: Trial, optimizer: Optimizer, gradients: Mapping[str, Tensor
         twin.state[doubles[id(p)]] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in held.items()}
     with torch.no_grad():
         twin.step()
-        step = {
-            name: torch.zeros_like(w) for name, w in trial.weights.items() if id(trial.originals[name]) not in doubles
-        }
+        del twin  # and the copy of the optimiser's state with it
+        step = {}
         for name, p in trial.originals.items():
-            if id(p) in doubles:
-                step[name] = as_float(doubles.pop(id(p))) - as_float(p)
+            double = doubles.get(id(p))
+            step[name] = torch.zeros_like(trial.weights[name]) if double is None else as_float(double) - as_float(p)
+            trial.weights[name].grad = None
     return step
 
 

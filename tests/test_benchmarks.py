@@ -1,0 +1,50 @@
+"""The benchmarks run, and a wrong step gets no time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from benchmarks.__main__ import _time
+from benchmarks.registry import ENTRIES, Missing
+from benchmarks.workloads import gpt, odd, resnet18
+
+from torchmadam import Madam
+
+CPU = torch.device("cpu")
+
+
+def test_workloads_have_the_sizes_that_the_tables_name():
+    assert (len(gpt()), round(sum(torch.Size(s).numel() for s in gpt()) / 1e9, 2)) == (163, 0.91)
+    assert (len(resnet18()), round(sum(torch.Size(s).numel() for s in resnet18()) / 1e6, 1)) == (22, 11.2)
+
+
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if "cpu" in e.devices], ids=lambda e: e.name)
+def test_every_entry_is_timed(entry):
+    assert not entry.ours or entry.check(CPU) is None
+    row = _time(entry, odd(), CPU, 0.001, None, 1e9)
+    assert row["ms"] > 0
+    assert ("floor_ms" in row) == (entry.traffic is not None)
+
+
+def test_a_step_that_differs_from_the_reference_is_noticed_and_not_timed():
+    made = []
+
+    def drifting(params, device):
+        made.append(0.01 * (1 + len(made)))
+        return Madam(params, made[-1]).step
+
+    for name in ("Madam float32", "Madam signed 8-bit"):
+        made.clear()
+        entry = replace(next(e for e in ENTRIES if e.name == name), make=drifting)
+        problem = entry.check(CPU)
+        assert "differ from the reference" in problem
+        row = _time(entry, odd(), CPU, 0.001, problem, 1e9)
+        assert "ms" not in row
+        assert row["missing"].startswith("wrong")
+
+
+def test_a_peer_that_is_not_installed_shows_as_missing():
+    def absent(params, device):
+        raise Missing("not installed")
+
+    assert _time(replace(ENTRIES[0], make=absent), odd(), CPU, 0.001, None, 1e9)["missing"] == "not installed"
