@@ -143,7 +143,10 @@ def test_autocast_and_grad_scaler_train_a_float16_forward():
 
 def coded_net(ladder):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    # No bias before batch norm: its gradient would be rounding errors.
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10)
+    )
     return torchmadam.to_ladder_(net, ladder)
 
 
@@ -170,6 +173,9 @@ def test_codes_on_the_gpu_are_exactly_those_of_the_cpu_given_equal_gradients(lad
 @pytest.mark.parametrize("ladder", ["paper12", "signed8"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+# Until 2.12 PyTorch took what it had compiled under one autocast dtype for another's.
+@torch._functorch.config.patch(enable_autograd_cache=False)
 def test_a_coded_network_computes_on_the_gpu_and_autograd_holds_codes(ladder, autocast, compiled):
     net = coded_net(ladder).cuda()
     dense = torchmadam.to_dense_(copy.deepcopy(net))
@@ -254,7 +260,8 @@ def test_steps_that_are_made_again_follow_every_change(ladder):
 
 def test_a_coded_lstm_runs_on_cudnn():
     cell = torchmadam.to_ladder_(nn.LSTM(6, 5)).cuda()
-    out, _ = cell(torch.randn(4, 2, 6, device="cuda"))
+    with pytest.warns(UserWarning, match="single contiguous chunk"):  # decoded weights are not
+        out, _ = cell(torch.randn(4, 2, 6, device="cuda"))
     out.sum().backward()
     assert all(p.grad is not None for p in cell.parameters())
     Madam(cell.parameters()).step()

@@ -1,7 +1,6 @@
 """One training step, plain on a CPU; compiled and captured as a CUDA graph on a GPU."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,12 +40,15 @@ class Stepper:
         self.recipe, self.task, self.model, self.optimiser = recipe, task, model, optimiser
         self.on_gpu = task.device.type == "cuda"
         self.sums = torch.zeros(3, device=task.device)
-        self.forward: Callable[[Tensor], Tensor] = model
         self._autocast = self.on_gpu and recipe.precision == "bf16"
+        # Compiled for the shape of a full batch; a smaller one at an epoch's end is not worth a second compilation.
+        self._full: tuple[int, ...] | None = None
         if compiled:
             torch.compiler.reset()  # earlier runs in this process must not count against the limit of recompilations
             coded = any(isinstance(p, LadderTensor) for p in model.parameters())
-            self.forward = torch.compile(model, dynamic=False, options=compile_options() if coded else None)
+            options = compile_options() if coded else None
+            self._full = tuple(next(iter(task.epoch(0)))[0].shape)
+            self._compiled_loss = torch.compile(self._loss, dynamic=False, fullgraph=True, options=options)
         self._seen: dict[tuple[int, ...], int] = {}
         self._graphs: dict[tuple[int, ...], tuple[Any, Batch]] = {}
         self._stream: Any = torch.cuda.Stream(task.device) if self.on_gpu else None
@@ -86,10 +88,14 @@ class Stepper:
             self._run(inputs)
         self._graphs[shape] = graph, inputs
 
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.task.loss(self.model, batch)
+
     def _run(self, batch: Batch) -> None:
         self.optimiser.zero_grad(set_to_none=True)
+        loss_of = self._compiled_loss if tuple(batch[0].shape) == self._full else self._loss
         with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
-            loss, sums = self.task.loss(self.forward, batch)
+            loss, sums = loss_of(batch)
         loss.backward()
         if self.recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)

@@ -20,10 +20,15 @@ def fold_(moment: Tensor, grad: Tensor, where: Tensor, *, beta: float) -> None:
 def root(moment: Tensor, step: Tensor, *, beta: float, bias_correction: bool) -> Tensor:
     """gbar = sqrt(v / (1 - beta^t)), or plain sqrt(v) as in the paper's text, which has no bias correction."""
     if not bias_correction or beta == 0:
-        return moment.sqrt()
+        return _sqrt(moment)
     # In float32 this loses four digits at t = 1; from float64 it also rounds alike on every device.
     correction = 1 - torch.exp(step.double() * math.log(beta))
-    return (moment / correction.float()).sqrt()
+    return _sqrt(moment / correction.float())
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    """Rounded correctly on every device. The float32 roots of some CPU libraries are not, one in ten thousand."""
+    return x.sqrt() if torch.compiler.is_compiling() else x.double().sqrt().float()
 
 
 def normalised(grad: Tensor, rms: Tensor, *, max_step: float) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
 Launch = Callable[[float | Tensor], None]
+_STRIDED = torch.strided
 _MOST = 16  # for each parameter: gradients move between a few places from step to step
 _ARGUMENTS = (
     "beta", "max_step", "bound", "crossing", "second_moment", "bias_correction", "rounding", "seed", "weight_decay",
@@ -24,7 +24,7 @@ class Situation:
 
     key: Hashable
     written: Sequence[Tensor]
-    codings: Sequence[CodeLayout]  # which the key knows by their ids
+    named: Sequence[object]  # what the key knows by ids, which must not be used again while it is kept
     parameters: int
 
 
@@ -71,27 +71,35 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     key: list[Hashable] = [lr.data_ptr() if isinstance(lr, Tensor) and lr.is_cuda else None]
     key += [group[name] for name in _ARGUMENTS]
     written: list[Tensor] = []
-    codings: list[CodeLayout] = []
+    named: list[object] = []
     has_moment = group["second_moment"] != "none"
+    add = key.append
     for p in group["params"]:
         g = p.grad
         if g is None:
-            key.append(None)
+            add(None)
             continue
         held = state.get(p)
-        if held is None or g.layout is not torch.strided or (has_moment and "second_moment" not in held):
+        if held is None or g.layout is not _STRIDED:
             return None
+        if has_moment:
+            moment = held.get("second_moment")
+            if moment is None:
+                return None
+            add(moment.data_ptr())
+        step, bad = held["step"], held["nonfinite"]
         if isinstance(p, LadderTensor):  # whose layout says all about its shape
-            planes = p.planes
+            planes, coding = p.planes, p.coding
             written += planes
-            codings.append(p.coding)
-            key.append(id(p.coding))
-            key += [plane.data_ptr() for plane in planes]
+            named.append(coding)
+            add(id(coding))
+            for plane in planes:
+                add(plane.data_ptr())
         else:
-            key += [p.data_ptr(), p.shape, p.stride(), p.dtype, held["scale"].data_ptr(), held.get("crossing")]
+            scale = held["scale"]
+            named.append(scale)
+            key += (p.data_ptr(), p.shape, p.stride(), p.dtype, id(scale), held.get("crossing"))
         written.append(p)
-        key += [
-            g.data_ptr(), g.stride(), g.dtype, held["step"].data_ptr(), held["nonfinite"].data_ptr(), held["index"],
-            held["second_moment"].data_ptr() if has_moment else None,
-        ]  # fmt: skip
-    return Situation(tuple(key), written, codings, len(group["params"]))
+        named += (step, bad)
+        key += (g.data_ptr(), g.stride(), g.dtype, id(step), id(bad), held["index"])
+    return Situation(tuple(key), written, named, len(group["params"]))

@@ -186,6 +186,24 @@ def test_gradient_clipping_limits_the_norm(tiny, tmp_path):
     assert moved == pytest.approx(0.25, rel=1e-3)  # lr = 1
 
 
+def test_only_full_batches_are_compiled_even_when_a_run_goes_on_with_a_smaller_one(tiny, tmp_path, monkeypatch):
+    compiled = []
+
+    def compile_(function, **_):
+        def counted(batch):
+            compiled.append(len(batch[0]))
+            return function(batch)
+
+        return counted
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    recipe = recipes.get("cifar10_sgd").as_smoke()
+    run = Run(recipe, 0, data=tiny, folder=tmp_path / "runs", results=tmp_path / "results", compiled=True)
+    run.step = run.task.steps - 1  # the last batch of an epoch comes first
+    run.train(Limits(), Progress("", recipe.epochs, quiet=True))
+    assert compiled == [recipe.batch] * (run.task.steps - 1)
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

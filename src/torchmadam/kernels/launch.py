@@ -1,9 +1,8 @@
 """From lists of tensors to launches: which tensors a kernel takes, their tables, and the grid."""
 
-import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -258,43 +257,55 @@ def _add_clock(launches: Launches, table: Tensor, clock: Tensor, count: int, bet
     )  # fmt: skip
 
 
-# The tables of the last steps, each with the clock's notes; and what captured graphs refer to, which must stay.
-_TABLES: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+# The tables of the last steps; and what captured graphs refer to, which must stay.
+_TABLES: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
 _CAPTURED: dict[int, Tensor] = {}
 
 
-def _table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows on the device, and room for the clock's notes on them.
+def _cached(key: tuple[Any, ...], device: torch.device, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """What ``make`` makes, kept: addresses rarely change from one step to the next.
 
-    Addresses rarely change from one step to the next, so tables are kept; but not those made while a graph is captured,
-    whose memory is the graph's and is filled only when it is replayed.
+    What is made while a graph is captured is not kept: its memory is the graph's, and is filled when it is replayed.
     """
-    key = (device, *(tuple(row) for row in rows))
-    made = _TABLES.get(key)
+    made = _TABLES.get((device, *key))
     if made is None:
-        host = torch.tensor(rows, dtype=torch.int64)
-        if device.type == "cuda":
-            # Pinned, so that the copy needs no synchronisation and may be captured in a CUDA graph.
-            host = _keep(host.pin_memory())
-        made = host.to(device, non_blocking=True), torch.empty(4 * len(rows), dtype=torch.int32, device=device)
+        made = make()
         if not _is_capturing(device):
-            while len(_TABLES) >= 64:
+            while len(_TABLES) >= 128:
                 del _TABLES[next(iter(_TABLES))]
-            _TABLES[key] = made
-    return _keep(made[0]), _keep(made[1])
+            _TABLES[device, *key] = made
+    return tuple(_keep(tensor) for tensor in made)
 
 
-@functools.lru_cache(maxsize=64)
-def _cached_blocks(counts: tuple[int, ...], device: torch.device, first: int) -> Tensor:
-    tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
-    block = torch.arange(len(tensor)) - starts[tensor]
-    return torch.stack([tensor + first, block], dim=1).to(torch.int32).to(device)
+def _table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The rows on the device, and room for the clock's notes on them."""
+
+    def make() -> tuple[Tensor, Tensor]:
+        notes = torch.empty(4 * len(rows), dtype=torch.int32, device=device)
+        return _sent(torch.tensor(rows, dtype=torch.int64), device), notes
+
+    table, notes = _cached(tuple(tuple(row) for row in rows), device, make)
+    return table, notes
 
 
 def _blocks(counts: tuple[int, ...], device: torch.device, first: int = 0) -> Tensor:
     """For each program the tensor it works on, counted from ``first``, and which of that tensor's spans of blocks."""
-    return _keep(_cached_blocks(counts, device, first))
+
+    def make() -> tuple[Tensor]:
+        tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
+        block = torch.arange(len(tensor)) - starts[tensor]
+        return (_sent(torch.stack([tensor + first, block], dim=1).to(torch.int32), device),)
+
+    (blocks,) = _cached((counts, first), device, make)
+    return blocks
+
+
+def _sent(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device. From pinned memory: then the copy does not synchronise, and may be captured."""
+    if device.type == "cuda":
+        host = _keep(host.pin_memory())
+    return host.to(device, non_blocking=True)
 
 
 def _keep(tensor: Tensor) -> Tensor:

@@ -25,8 +25,6 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 # Operators that move elements, filled in by moves.py; a handler may decline with NotImplemented.
 MOVES: dict[Any, Handler] = {}
 
-_PLANES = tuple(f"plane{i}" for i in range(5))  # as many as 15 bits and a sign take
-
 
 class LadderTensor(Tensor):
     """A strided view of coded storage that behaves as a float tensor wherever it is read.
@@ -40,6 +38,7 @@ class LadderTensor(Tensor):
         coding: the format, the shape of the storage, and where the signs are.
     """
 
+    planes: Sequence[Tensor]
     limit: Tensor
     coding: CodeLayout
     # The parameter's name in its model, for messages.
@@ -70,19 +69,14 @@ class LadderTensor(Tensor):
             device=planes[0].device,
             requires_grad=requires_grad,
         )
-        for i, plane in enumerate(planes):
+        self.planes = tuple(planes)
+        for i, plane in enumerate(planes):  # PyTorch wants inner tensors as attributes
             setattr(self, f"plane{i}", plane)
         self.limit = limit
         self.coding = coding
         self.label = None
         self._cast_at = None
         return self
-
-    @property
-    def planes(self) -> list[Tensor]:
-        """The uint8 matrices that hold the codes."""
-        own = self.__dict__
-        return [own[name] for name in _PLANES if name in own]
 
     @property
     def data(self) -> Tensor:
