@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 
 import torchmadam
 from torchmadam import Madam
@@ -175,7 +176,7 @@ def test_codes_on_the_gpu_are_exactly_those_of_the_cpu_given_equal_gradients(lad
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 # Until 2.12 PyTorch took what it had compiled under one autocast dtype for another's.
-@torch._functorch.config.patch(enable_autograd_cache=False)
+@functorch_config.patch(enable_autograd_cache=False)
 def test_a_coded_network_computes_on_the_gpu_and_autograd_holds_codes(ladder, autocast, compiled):
     net = coded_net(ladder).cuda()
     dense = torchmadam.to_dense_(copy.deepcopy(net))

@@ -65,7 +65,24 @@ def folder(tmp_path):
         made("digits_lr_madam_signed8_0.01", 0, 2.5),
     ):
         records.write(record, results)
+    write_benchmark(results, "CPU")
+    write_benchmark(results, "NVIDIA H200")
     return results
+
+
+def write_benchmark(results, device):
+    peer = {"name": "torch AdamW fused, float32", "ours": False, "ms": 8.0, "bytes": 16.1}
+    ours = {"name": "Madam 12-bit", "ours": True, "ms": 4.0, "bytes": 7.6, "floor_ms": 3.2, "captured_ms": 3.5}
+    red = {"name": "Madam 8-bit", "ours": True, "missing": "wrong: codes of (7,) differ from the reference's"}
+    small = [{**peer, "ms": 0.2}, {**ours, "ms": 0.15, "captured_ms": 0.06}, red]
+    steps = {
+        "gpt": {"weights": 907_000_000, "tensors": 163, "rows": [peer, ours, red]},
+        "resnet18": {"weights": 11_164_362, "tensors": 22, "rows": small},
+    }
+    about = {"device": device, "commit": "c" * 40, "dirty": False, "versions": {"torch": "2.11.0"}, "copy": 4.28e12}
+    path = results / "bench" / f"{device.lower().replace(' ', '-')}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**about, "steps": steps}))
 
 
 def test_tables_are_the_golden_ones(folder):
@@ -99,6 +116,18 @@ def test_marked_tables_of_a_markdown_file_are_filled_in_and_nothing_else(folder,
     assert "7 ±0.1 / 7.10 (1 seed)" in text
     assert text.count("| CIFAR-10, ResNet-18 |") == 2
     assert text.endswith("<!-- end -->\nafter\n")
+
+
+def test_the_speed_table_says_where_it_was_measured_and_prints_no_time_of_a_red_test(folder, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("<!-- table: speed -->\n<!-- end -->\n")
+    for _ in range(2):
+        tables.fill_in(path, Results(folder))
+    text = path.read_text()
+    assert text.count("NVIDIA H200, torch 2.11.0, commit ccccccc.") == 1
+    assert "| Madam 12-bit | 4.00 | 1.25 | 0.50 | 0.150 | 0.060 | 7.6 |" in text
+    assert "| Madam 8-bit | wrong: codes of (7,) differ from the reference's |  |  |  |  |  |" in text
+    assert not tables.speed_table(Results(tmp_path)).has_results
 
 
 def test_verify_finds_what_is_wrong(folder):

@@ -1,5 +1,6 @@
 """Numbers from records: means, ranges, and whether they can be trusted."""
 
+import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -11,12 +12,13 @@ MISSING = "missing"
 
 
 class Results:
-    """The records of a folder, by recipe."""
+    """The records of a folder, by recipe; and the benchmarks in it, one a device."""
 
     def __init__(self, folder: Path) -> None:
         self.by_recipe: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for record in records.read_all(folder):
             self.by_recipe[record["recipe"]].append(record)
+        self.benchmarks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("bench/*.json"))]
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """The records of a recipe, in order of their seeds."""

@@ -17,6 +17,7 @@ ROWS = [
     ("CIFAR-10, cGAN", "FID", "cgan"),
     ("WikiText-2, transformer", "perplexity", "wikitext2"),
 ]
+_NOTED = ("speed",)  # tables whose note is made from records too
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -28,11 +29,12 @@ class Table:
     note: str
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
+    measured: Sequence[object]  # what of ours is in it
 
     @property
     def has_results(self) -> bool:
-        """Whether any of its cells is ours, and not missing."""
-        return any("seed" in cell or "diverged" in cell for row in (self.head, *self.rows) for cell in row if self.rows)
+        """Whether any of its cells is measured by us."""
+        return any(self.measured)
 
     def markdown(self) -> str:
         """As Markdown."""
@@ -43,41 +45,44 @@ class Table:
 
 def main_table(results: Results) -> Table:
     """The better of SGD and Adam, tuned, against Madam at 0.01."""
-    rows = []
+    rows, ours = [], []
     for label, unit, task in ROWS:
         best = min(("sgd", "adam"), key=lambda kind: PAPER[f"{task}_{kind}"].test)
         cells = [label, unit, best.upper() if best == "sgd" else "Adam"]
         for name in (f"{task}_{best}", f"{task}_madam"):
+            ours += results.of(name)
             cells += [paper_cell(PAPER[name]), results.ours(name)]
         rows.append(tuple(cells))
     head = ("", "", "best baseline", "baseline, paper", "baseline, ours", "Madam, paper", "Madam, ours")
-    return Table("Madam without tuning against tuned baselines", "Test set, lower is better.", head, rows)
+    return Table("Madam without tuning against tuned baselines", "Test set, lower is better.", head, rows, ours)
 
 
 def bits_table(results: Results) -> Table:
     """B-bit Madam: the paper's number, then ours."""
-    rows = []
+    rows, ours = [], []
     for label, unit, task in ROWS:
         names = [f"{task}_{kind}" for kind in ("madam", "madam_12bit", "madam_10bit", "madam_8bit")]
         # The paper measured some of its FP32 cells anew for this table.
         papers = [BITS_TABLE.get(name, PAPER[name]) for name in names]
         cells = [f"{paper_cell(p)} / {results.ours(name)}" for p, name in zip(papers, names, strict=True)]
         rows.append((label, unit, *cells))
+        ours += [record for name in names for record in results.of(name)]
     note = "Test set, the paper / ours. A sign is stored beside the bits: 12-bit is 13 bits a weight."
-    return Table("B-bit Madam", note, ("", "", "FP32", "12-bit", "10-bit", "8-bit"), rows)
+    return Table("B-bit Madam", note, ("", "", "FP32", "12-bit", "10-bit", "8-bit"), rows, ours)
 
 
 def full_table(results: Results) -> Table:
     """All three optimisers, training and test."""
-    rows = []
+    rows, ours = [], []
     for label, unit, task in ROWS:
         for kind, shown in (("adam", "Adam"), ("sgd", "SGD"), ("madam", "Madam")):
             name = f"{task}_{kind}"
             paper = PAPER[name]
             cells = (paper_cell(paper, "train"), results.ours(name, "train"), paper_cell(paper), results.ours(name))
             rows.append((label, unit, shown, *cells))
+            ours += results.of(name)
     head = ("", "", "", "train, paper", "train, ours", "test, paper", "test, ours")
-    return Table("Complete results in FP32", "Train is the last epoch, in training mode.", head, rows)
+    return Table("Complete results in FP32", "Train is the last epoch, in training mode.", head, rows, ours)
 
 
 def ladder_table(results: Results) -> Table:
@@ -90,17 +95,50 @@ def ladder_table(results: Results) -> Table:
         held, floats = record["bytes"]["weights"], record["bytes"]["float32"]
         rows.append((name, f"{record['seed']}", f"{record['weights']:,}", f"{held:,}", f"{held / floats:.3f}"))
     note = "Bytes held by the weights during training, scales included; there is no float copy."
-    return Table("Bytes", note, ("run", "seed", "weights", "bytes", "of float32"), rows)
+    return Table("Bytes", note, ("run", "seed", "weights", "bytes", "of float32"), rows, rows)
 
 
-TABLES = {"main": main_table, "bits": bits_table, "full": full_table, "bytes": ladder_table}
+def speed_table(results: Results) -> Table:
+    """A step on a GPU beside the peers', from results/bench."""
+    head = ("", "large, ms", "of its floor", "AdamW's time", "small, ms", "small, captured", "bytes")
+    found = [bench for bench in results.benchmarks if bench["device"] != "CPU" and "steps" in bench]
+    if not found:
+        return Table("Speed", "", head, [], [])
+    bench = found[0]
+    large, small = bench["steps"]["gpt"], bench["steps"]["resnet18"]
+    peer = large["rows"][0]["ms"]
+    rows = []
+    for row, other in zip(large["rows"], small["rows"], strict=False):
+        if "missing" in row:
+            rows.append((row["name"], row["missing"], *[""] * 5))
+            continue
+        ms, floor = row["ms"], row.get("floor_ms")
+        rows.append(
+            (
+                row["name"], f"{ms:.2f}", f"{ms / floor:.2f}" if floor else "", f"{ms / peer:.2f}",
+                f"{other['ms']:.3f}", f"{other['captured_ms']:.3f}" if "captured_ms" in other else "",
+                f"{row['bytes']:.1f}",
+            )
+        )  # fmt: skip
+    note = (
+        f"{bench['device']}, torch {bench['versions']['torch']}, commit {bench['commit'][:7]}. Large: "
+        f"{large['weights'] / 1e9:.2f} billion weights in {large['tensors']} tensors; small: ResNet-18's "
+        f"{small['tensors']}. The floor is the bytes that a step must move, at the speed of a copy "
+        f"({bench['copy'] / 1e12:.2f} TB/s). Bytes a weight: weight, gradient and state."
+    )
+    return Table("A step, beside the peers", note, head, rows, rows)
+
+
+TABLES = {"main": main_table, "bits": bits_table, "full": full_table, "bytes": ladder_table, "speed": speed_table}
 
 
 def fill_in(path: Path, results: Results) -> None:
     """Replace the marked tables of a Markdown file by what the records say."""
 
     def replaced(match: re.Match[str]) -> str:
-        return match[1] + TABLES[match[2]](results).markdown() + match[3]
+        table = TABLES[match[2]](results)
+        note = f"{table.note}\n\n" if match[2] in _NOTED else ""
+        return match[1] + note + table.markdown() + match[3]
 
     text = path.read_text(encoding="utf-8")
     path.write_text(_MARK.sub(replaced, text), encoding="utf-8")
