@@ -6,31 +6,41 @@ import torch
 from torch import Tensor
 
 
-def usable(grad: Tensor) -> Tensor:
-    """True where a float32 gradient has a finite square. Elsewhere one step would poison the second moment for good."""
-    return torch.isfinite(grad * grad)
+def usable(square: Tensor) -> Tensor | None:
+    """Where the square of a float32 gradient is finite; None: everywhere.
+
+    Elsewhere one step would poison the second moment for good. A mask costs as much as five multiplications, and is
+    rarely needed, so a CPU, which can know that without waiting, first looks at the sum.
+    """
+    if square.is_cpu and not torch.compiler.is_compiling() and float(square.sum()) < math.inf:
+        return None
+    return square < math.inf
 
 
-def fold_(moment: Tensor, grad: Tensor, where: Tensor, *, beta: float) -> None:
+def fold_(moment: Tensor, square: Tensor, where: Tensor | None, *, beta: float) -> None:
     """v <- beta v + (1 - beta) g^2, for the elements in ``where`` only."""
-    folded = moment * beta + (grad * grad) * (1 - beta)
-    moment.copy_(torch.where(where, folded, moment))
+    if where is None:
+        moment.mul_(beta).add_(square * (1 - beta))
+    else:
+        moment.copy_(torch.where(where, moment * beta + square * (1 - beta), moment))
 
 
-def root(moment: Tensor, step: Tensor, *, beta: float, bias_correction: bool) -> Tensor:
-    """gbar = sqrt(v / (1 - beta^t)), or plain sqrt(v) as in the paper's text, which has no bias correction."""
-    if not bias_correction or beta == 0:
-        return _sqrt(moment)
+def correction(step: Tensor, *, beta: float) -> Tensor:
+    """1 - beta^t, the share of its full weight that a moment of t gradients has."""
     # In float32 this loses four digits at t = 1; from float64 it also rounds alike on every device.
-    correction = 1 - torch.exp(step.double() * math.log(beta))
-    return _sqrt(moment / correction.float())
+    return (1 - torch.exp(step.double() * math.log(beta))).float() if beta else torch.ones_like(step)
+
+
+def normalised(grad: Tensor, moment: Tensor, correction: Tensor | None, *, max_step: float) -> Tensor:
+    """u = clamp(g / gbar, -max_step, +max_step) with gbar = sqrt(v / (1 - beta^t)), where 0/0 counts as 0.
+
+    ``max_step`` is the paper's eta*/eta; its text has no bias correction, then gbar = sqrt(v). A gradient of which the
+    moment knows nothing, because its square is too small for float32, counts as 0 as well.
+    """
+    rms = _sqrt(moment if correction is None else moment / correction)
+    return (grad / rms).nan_to_num_(0.0, 0.0, 0.0).clamp_(-max_step, max_step)
 
 
 def _sqrt(x: Tensor) -> Tensor:
     """Rounded correctly on every device. The float32 roots of some CPU libraries are not, one in ten thousand."""
-    return x.sqrt() if torch.compiler.is_compiling() else x.double().sqrt().float()
-
-
-def normalised(grad: Tensor, rms: Tensor, *, max_step: float) -> Tensor:
-    """u = clamp(g / gbar, -max_step, +max_step), where 0/0 counts as 0 (max_step is the paper's eta*/eta)."""
-    return torch.where(rms > 0, (grad / rms).clamp(-max_step, max_step), 0.0)
+    return x.sqrt() if torch.compiler.is_compiling() else x.double().sqrt_().float()

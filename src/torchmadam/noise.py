@@ -27,36 +27,53 @@ def stream(seed: int, index: int) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def random_bits(shape: torch.Size, key: int, step: Tensor) -> Tensor:
+def random_bits(shape: torch.Size, key: int, step: Tensor, first: int = 0) -> Tensor:
     """32 random bits for each element of a tensor of this shape, as int32, on the device of ``step``.
 
-    ``key`` is the parameter's :func:`stream`; ``step`` a 0-d tensor, read on its device without a synchronisation.
+    ``key`` is the parameter's :func:`stream`; ``step`` a 0-d tensor, read on its device without a synchronisation;
+    ``first`` the position in the parameter of the tensor's first element.
     """
+    low, high = halves(key, step)
+    end = first + shape.numel()
+    if end < 2**31:
+        return mixed(torch.arange(first, end, dtype=torch.int32, device=step.device), low, high).view(shape)
+    position = torch.arange(first, end, dtype=torch.int64, device=step.device)
+    return mixed(position.to(torch.int32), low, high ^ _shift_right(position, 32, 64).to(torch.int32)).view(shape)
+
+
+def halves(key: int, step: Tensor) -> tuple[Tensor, Tensor]:
+    """The two 32-bit halves of the key of a parameter's stream at a step."""
     word = step.to(torch.int64) * _WEYL64 + key
     for shift, multiplier in zip((30, 27), _MIX64, strict=True):
         word = (word ^ _shift_right(word, shift, 64)) * multiplier
     word = word ^ _shift_right(word, 31, 64)
-    low, high = word.to(torch.int32), _shift_right(word, 32, 64).to(torch.int32)
+    return word.to(torch.int32), _shift_right(word, 32, 64).to(torch.int32)
 
-    position = torch.arange(shape.numel(), dtype=torch.int64, device=step.device)
-    bits = position.to(torch.int32) ^ low
+
+def mixed(position: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Random bits from the int32 positions of elements and the halves of a key."""
+    bits = position ^ low
     bits = (bits ^ _shift_right(bits, 16, 32)) * _MIX32[0]
     # The second half of the key enters between the multiplies; entering only at the front, it would merely shift the
     # sequence, and two steps would share one.
-    bits = bits ^ _shift_right(bits, 15, 32) ^ high ^ _shift_right(position, 32, 64).to(torch.int32)
-    bits = bits * _MIX32[1]
-    return (bits ^ _shift_right(bits, 15, 32)).view(shape)
+    bits = (bits ^ _shift_right(bits, 15, 32) ^ high) * _MIX32[1]
+    return bits ^ _shift_right(bits, 15, 32)
 
 
-def random_bits_like(tensor: Tensor, key: int, step: Tensor) -> Tensor:
+def random_bits_like(tensor: Tensor, key: int, step: Tensor, first: int = 0) -> Tensor:
     """:func:`random_bits` for each element of a tensor, by its position in memory (row-major, if memory has gaps)."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    order = memory_order(tensor)
     in_memory = tensor.permute(order)
     if not in_memory.is_contiguous():
-        return random_bits(tensor.shape, key, step)
+        return random_bits(tensor.shape, key, step, first)
     back = sorted(range(tensor.dim()), key=order.__getitem__)
-    return random_bits(in_memory.shape, key, step).permute(back)
+    return random_bits(in_memory.shape, key, step, first).permute(back)
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """The dimensions of a tensor, from the slowest in memory to the fastest."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
 
 
 def _shift_right(x: Tensor, by: int, width: int) -> Tensor:

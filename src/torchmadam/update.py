@@ -21,6 +21,9 @@ from torchmadam.ladder.layout import CodeLayout
 
 # exp(80) = 5.5e34 is finite in float32, with room for a weight in front of it.
 _MAX_LOG_STEP = 80.0
+# Weights that a CPU's core steps at a time. A step is some thirty operations, each a pass over memory: of so few
+# weights, what one operation leaves is still in the cache for the next. Fewer, and calling them takes the time.
+_CHUNK = 2**16
 
 
 def moved(w: Tensor, a: Tensor, width: Tensor | None) -> Tensor:
@@ -32,12 +35,18 @@ def moved(w: Tensor, a: Tensor, width: Tensor | None) -> Tensor:
     the paper's rule, under which signs are frozen. In the variable x = asinh(w / width) the rule is x <- x - a. The
     textbook form of that, w cosh a - sqrt(w^2 + width^2) sinh a, loses all digits at large a; this one does not.
     """
-    multiplied = w * torch.exp(-a * torch.sign(w))
+    multiplied = torch.sign(w).mul_(a).neg_().exp_().mul_(w)  # in place: fresh memory costs more than arithmetic
     if width is None:
         return multiplied
     # Divided by width, so that neither w^2 nor width^2 can underflow.
     x = (w / width).abs()
-    return multiplied - width / (torch.sqrt(1 + x * x) + x) * torch.sinh(a)
+    return multiplied - width / (torch.sqrt(1 + x * x) + x) * sinh(a)
+
+
+def sinh(a: Tensor) -> Tensor:
+    """torch.sinh, but for its last bit, which on a CPU depends on where in memory a number lies."""
+    grown = torch.expm1(a.abs())
+    return torch.copysign((grown + grown / (grown + 1)) * 0.5, a)
 
 
 def madam_(
@@ -67,48 +76,48 @@ def madam_(
     """
     for i, param in enumerate(params):
         steps[i].add_(1)
-        u, usable = direction_(
-            grads[i],
-            moments[i] if moments else None,
-            steps[i],
-            nonfinite[i],
-            beta=beta,
-            max_step=max_step,
-            bias_correction=bias_correction,
-            maximize=maximize,
-        )
         narrow = param.dtype in (torch.bfloat16, torch.float16)
-        old = param.float() if narrow else param
         limit = scales[i] if bound is None else scales[i] * bound  # sigma*
         width = limit * crossings[i] if crossings[i] > 0 else None
-
-        a = (u.to(old.dtype) * lr).clamp(-_MAX_LOG_STEP, _MAX_LOG_STEP)
-        new = moved(old, a, width)
+        least, most = extremes(param.dtype, None if bound is None else limit)
+        factor = None
         if weight_decay:
             # From float64: as exact as the weights are, whatever PyTorch's default dtype is.
             factor = torch.exp(torch.full((), -weight_decay, dtype=torch.float64, device=param.device) * lr)
-            new = new * factor.to(new.dtype)
-        # A weight without a step to take is left alone; the clamp does not touch it either.
-        moves = usable & (new != old)
-        new = clamped(new, old, param.dtype, None if bound is None else limit, frozen=width is None)
-        new = torch.where(moves, new, old)
-        if narrow and rounding != "nearest":
-            new = noise.round_stochastic(new, param.dtype, noise.random_bits_like(param, streams[i], steps[i]))
-        param.copy_(new)
+        correction = moment.correction(steps[i], beta=beta) if bias_correction else None
+
+        for first, w, grad, second_moment in _pieces(param, grads[i], moments[i] if moments else None):
+            u, usable = direction_(
+                grad, second_moment, correction, nonfinite[i], beta=beta, max_step=max_step, maximize=maximize
+            )
+            old = w.float() if narrow else w
+            new = moved(old, u.to(old.dtype).mul_(lr).clamp_(-_MAX_LOG_STEP, _MAX_LOG_STEP), width)
+            if factor is not None:
+                new = new * factor.to(new.dtype)
+            # A weight without a step to take is left alone; the clamp does not touch it either: from 0 to infinity.
+            moves = (new - old).ne_(0.0)  # 1 or 0, since a CPU multiplies ten times as fast as it selects
+            new = clamped(new, old, moves * least, most / moves, frozen=width is None)
+            if usable is not None:
+                new = torch.where(usable, new, old)
+            if narrow and rounding != "nearest":
+                new = noise.round_stochastic(new, w.dtype, noise.random_bits_like(w, streams[i], steps[i], first))
+            w.copy_(new)
 
 
-def clamped(new: Tensor, old: Tensor, dtype: torch.dtype, limit: Tensor | None, *, frozen: bool) -> Tensor:
-    """Weights within +-limit, or the range of ``dtype``. ``frozen``: none shrinks to zero, where it would stick."""
+def extremes(dtype: torch.dtype, limit: Tensor | None) -> tuple[float, float | Tensor]:
+    """The smallest size of a weight of this dtype that a step can still change, and the largest within ``limit``."""
+    least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
     if limit is None:
-        top = torch.finfo(dtype).max
-        new = new.clamp(-top, top)
-    else:
-        limit = noise.largest_below(limit, dtype) if dtype in (torch.bfloat16, torch.float16) else limit
-        new = new.clamp(-limit, limit)
+        return least, torch.finfo(dtype).max
+    most = noise.largest_below(limit, dtype) if dtype in (torch.bfloat16, torch.float16) else limit
+    return least, most.clamp(min=least)  # a tensor of zeros may have a limit of zero
+
+
+def clamped(new: Tensor, old: Tensor, least: Tensor, most: Tensor, *, frozen: bool) -> Tensor:
+    """Weights within +-most. ``frozen``: with their old signs, and none shrinks to zero, where it would stick."""
     if frozen:
-        least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
-        new = torch.where((new.abs() < least) & (old != 0), torch.copysign(torch.full_like(old, least), old), new)
-    return new
+        return new.abs().clamp_(max=most).clamp_(min=least).copysign_(old)
+    return torch.maximum(new, -most).clamp_(max=most)
 
 
 def madam_coded_(
@@ -134,50 +143,80 @@ def madam_coded_(
     """
     for i, coding in enumerate(codings):
         steps[i].add_(1)
-        u, usable = direction_(
-            coding.matrix(grads[i]),
-            coding.matrix(moments[i]) if moments else None,
-            steps[i],
-            nonfinite[i],
-            beta=beta,
-            max_step=max_step,
-            bias_correction=bias_correction,
-            maximize=maximize,
-        )
         ladder = coding.format
         rate = lr / ladder.spacing
         stochastic = (rounding or ladder.default_rounding) == "stochastic"
-        bits = noise.random_bits(u.shape, streams[i], steps[i]) if stochastic else None
-        old = coding.unpack(planes[i])
-        codes = torch.where(usable, ladder.climbed(old, u, rate, rate * weight_decay, bits), old)
-        # The plane of signs comes last, and signs are frozen.
-        for plane, new in zip(planes[i], coding.pack_k(codes), strict=False):
-            plane.copy_(new)
+        correction = moment.correction(steps[i], beta=beta) if bias_correction else None
+        gradient = coding.matrix(grads[i])
+        held = coding.matrix(moments[i]) if moments else None
+
+        each = max(1, _span(gradient) // max(1, coding.columns))
+        for first in range(0, coding.rows, each):
+            rows = slice(first, first + each)
+            u, usable = direction_(
+                gradient[rows],
+                None if held is None else held[rows],
+                correction,
+                nonfinite[i],
+                beta=beta,
+                max_step=max_step,
+                maximize=maximize,
+            )
+            bits = noise.random_bits(u.shape, streams[i], steps[i], first * coding.columns) if stochastic else None
+            own = [plane[rows] for plane in planes[i]]
+            old = coding.unpack(own, first)
+            codes = ladder.climbed(old, u, rate, rate * weight_decay, bits)
+            if usable is not None:
+                codes = torch.where(usable, codes, old)
+            # The plane of signs comes last, and signs are frozen.
+            for plane, new in zip(own, coding.pack_k(codes), strict=False):
+                plane.copy_(new)
 
 
 def direction_(
     grad: Tensor,
     second_moment: Tensor | None,
-    step: Tensor,
+    correction: Tensor | None,
     nonfinite: Tensor,
     *,
     beta: float,
     max_step: float,
-    bias_correction: bool,
     maximize: bool,
-) -> tuple[Tensor, Tensor]:
-    """Fold a gradient into its second moment; return u, in float32, and where the gradient could be used at all.
+) -> tuple[Tensor, Tensor | None]:
+    """Fold a gradient into its second moment; return u, in float32, and where it means something; None: everywhere.
 
     Without a second moment u = sign g.
     """
     # Float32 is where the second moment lives, whatever the parameter and its gradient are.
     grad = -grad.float() if maximize else grad.float()
-    usable = moment.usable(grad)
-    nonfinite.add_((~usable).sum())
+    square = grad * grad
+    usable = moment.usable(square)
+    if usable is not None:
+        nonfinite.add_((~usable).sum())
     if second_moment is None:
-        u = torch.sign(grad)
-    else:
-        moment.fold_(second_moment, grad, usable, beta=beta)
-        rms = moment.root(second_moment, step, beta=beta, bias_correction=bias_correction)
-        u = moment.normalised(grad, rms, max_step=max_step)
-    return torch.where(usable, u, 0.0), usable
+        return torch.sign(grad), usable
+    moment.fold_(second_moment, square, usable, beta=beta)
+    return moment.normalised(grad, second_moment, correction, max_step=max_step), usable
+
+
+def _pieces(
+    param: Tensor, grad: Tensor, second_moment: Tensor | None
+) -> list[tuple[int, Tensor, Tensor, Tensor | None]]:
+    """A parameter, its gradient and moment, a span at a time in memory order, each after the position of its start.
+
+    Tensors that have gaps in memory, or lie there in different orders, come whole.
+    """
+    size = _span(param)
+    order = noise.memory_order(param)
+    flat = [t.permute(order) for t in (param, grad, second_moment) if t is not None]
+    if param.numel() <= size or not all(t.is_contiguous() for t in flat):
+        return [(0, param, grad, second_moment)]
+    w, g, *v = (t.view(-1).split(size) for t in flat)
+    parts = zip(w, g, *(v or [[None] * len(w)]), strict=True)
+    return [(i * size, *part) for i, part in enumerate(parts)]
+
+
+def _span(tensor: Tensor) -> int:
+    """How many weights to step at a time: a GPU takes all, and so does a compiler, which needs no such help."""
+    whole = not tensor.is_cpu or torch.compiler.is_compiling()
+    return tensor.numel() if whole else _CHUNK * torch.get_num_threads()

@@ -13,7 +13,7 @@ from torch import nn
 import torchmadam
 from digits_training import train
 from madam_lab.tasks import digits
-from torchmadam import LadderFormat, LadderTensor, Madam
+from torchmadam import LadderFormat, LadderTensor, Madam, update
 
 
 def network(seed=0):
@@ -251,3 +251,29 @@ def test_12_bit_and_signed_8_bit_networks_learn_digits_as_float32_does():
     assert scores[None] > 0.97
     assert abs(scores[12] - scores[None]) < 0.01
     assert abs(scores["signed8"] - scores[None]) < 0.01
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("second_moment", ["float32", "none"])
+@pytest.mark.parametrize(
+    ("ladder", "seed"), [("paper12", None), ("paper12", 5), ("paper10", None), ("signed8", None), ("synapse", None)]
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_coded_step_in_pieces_is_the_step_in_one_piece(
+    monkeypatch, ladder, seed, second_moment, rounding, memory_format
+):
+    arguments = {"lr": 0.1, "second_moment": second_moment, "rounding": rounding, "weight_decay": 0.1}
+    steps = []
+    for size in (2**15, 100):
+        monkeypatch.setattr(update, "_CHUNK", size)
+        model = network().to(memory_format=memory_format)
+        torchmadam.to_ladder_(model, ladder, sign_seed=seed)
+        optimizer = Madam(model.parameters(), **arguments)
+        for t in range(3):
+            put_gradients(model, t)
+            model[0].weight.grad[4, 1, 1, 2] = math.inf
+            optimizer.step()
+        moments = [state["second_moment"] for state in optimizer.state.values() if "second_moment" in state]
+        steps.append((codes(model) + moments, optimizer.nonfinite_count()))
+    assert same(steps[0][0], steps[1][0])
+    assert steps[0][1] == steps[1][1] == 3

@@ -104,14 +104,15 @@ class CodeLayout:
             sign = packing.unpack(planes[-1:], (1,), self.columns)
         else:
             k = packing.unpack(planes, self.widths, self.columns)
-            sign = self.matrix(self.generated_signs(k.device))[first_row : first_row + k.shape[0]]
+            sign = self.generated_signs(first_row, k.shape[0], k.device)
         return k | (sign << self.format.code_bits)
 
-    def generated_signs(self, device: torch.device) -> Tensor:
-        """Sign bits from the seed, by logical position, so that they do not depend on the memory order."""
+    def generated_signs(self, first_row: int, rows: int, device: torch.device) -> Tensor:
+        """Sign bits of some rows from the seed, by logical position, so that they do not depend on the memory order."""
         step = torch.zeros((), dtype=torch.int64, device=device)
-        bits = noise.random_bits(torch.Size(self.shape), self.sign_key, step)
-        return (bits >> 31) & 1
+        shape = torch.Size((rows, *self.shape[1:]))
+        bits = noise.random_bits(shape, self.sign_key, step, first_row * self.columns)
+        return ((bits >> 31) & 1).permute(self.order or (0,)).reshape(rows, self.columns)
 
     def reordered(self, order: Sequence[int]) -> "CodeLayout":
         """The same tensor in another memory order."""
