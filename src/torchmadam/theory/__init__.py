@@ -11,12 +11,16 @@ from torchmadam.theory.measure import (
     layer_angles,
     safe_lr,
 )
+from torchmadam.theory.monitor import LayerTrust, Observation, TrustMonitor
 
 __all__ = [
     "GAUSSIAN_COSINE",
     "DescentReport",
     "LayerReport",
+    "LayerTrust",
     "LayerWise",
+    "Observation",
+    "TrustMonitor",
     "deep_relative_trust",
     "depth_for",
     "descent_bound",

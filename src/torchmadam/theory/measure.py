@@ -7,26 +7,28 @@ backward.
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchmadam import groups
 from torchmadam.ladder.tensor import LadderTensor
-from torchmadam.madam import Madam
 from torchmadam.theory.bounds import descent_bound, stretch
-from torchmadam.theory.trial import Closure, Trial, as_float, squared_length, trial_of
-
-# Which layer a parameter belongs to, by its name and itself; None: to none.
-Layers = Callable[[str, Tensor], str | None]
-
-
-def matrices(name: str, parameter: Tensor) -> str | None:
-    """Every tensor of two or more dimensions is a layer: what is taken for one unless you say otherwise."""
-    return name if parameter.dim() >= 2 else None
+from torchmadam.theory.sums import (
+    Layers,
+    add,
+    angle,
+    as_float,
+    dot,
+    gamma_sums,
+    matrices,
+    ratio,
+    squared_length,
+    width_of,
+)
+from torchmadam.theory.trial import Closure, Trial, trial_of
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,10 @@ def layer_angles(model: nn.Module, optimizer: Optimizer | None = None, layers: L
     for name, p in model.named_parameters():
         layer = layers(name, p)
         if layer is not None and p.grad is not None:
-            _add(sums[layer], *_gamma_sums(as_float(p), p.grad, widths[name]))
+            add(sums[layer], *gamma_sums(as_float(p), p.grad, widths[name]))
     if not sums:
         raise ValueError("no layer has a gradient; call backward first, or choose other layers=")
-    return {layer: _angle(*parts) for layer, parts in sums.items()}
+    return {layer: angle(*parts) for layer, parts in sums.items()}
 
 
 def deep_relative_trust(model: nn.Module, step: Mapping[str, Tensor], layers: Layers = matrices) -> float:
@@ -123,8 +125,8 @@ def deep_relative_trust(model: nn.Module, step: Mapping[str, Tensor], layers: La
     for name, p in model.named_parameters():
         layer = layers(name, p)
         if layer is not None:
-            _add(sums[layer], squared_length(step[name]) if name in step else 0.0, squared_length(as_float(p)))
-    return math.expm1(math.fsum(math.log1p(_ratio(*parts)) for parts in sums.values()))
+            add(sums[layer], squared_length(step[name]) if name in step else 0.0, squared_length(as_float(p)))
+    return math.expm1(math.fsum(math.log1p(ratio(*parts)) for parts in sums.values()))
 
 
 def gradient_breakdown(
@@ -140,7 +142,7 @@ def gradient_breakdown(
         sizes: dict[str, float] = defaultdict(float)
         for name, p in trial.originals.items():
             sizes[layers(name, p) or name] += squared_length(start[name])
-        return {layer: _ratio(square, sizes[layer]) for layer, square in changes.items()}
+        return {layer: ratio(square, sizes[layer]) for layer, square in changes.items()}
 
 
 def descent_report(
@@ -164,14 +166,14 @@ def descent_report(
             gamma, theta, sizes = [0.0] * 3, [0.0] * 3, [0.0] * 2
             for name in own:
                 weight, g, move = as_float(trial.originals[name]), start[name], step[name]
-                _add(gamma, *_gamma_sums(weight, g, widths[name]))
-                _add(theta, -_dot(g, move), squared_length(g), squared_length(move))
-                _add(sizes, squared_length(move), squared_length(weight))
+                add(gamma, *gamma_sums(weight, g, widths[name]))
+                add(theta, -dot(g, move), squared_length(g), squared_length(move))
+                add(sizes, squared_length(move), squared_length(weight))
             predicted = -theta[0]
             bound += predicted + math.sqrt(changes[layer] * theta[2])
             is_layer = layers(own[0], trial.originals[own[0]]) is not None
-            broken, size = _ratio(changes[layer], theta[1]), _ratio(*sizes)
-            rows.append(LayerReport(layer, is_layer, _angle(*gamma), _angle(*theta), size, broken, predicted))
+            broken, size = ratio(changes[layer], theta[1]), ratio(*sizes)
+            rows.append(LayerReport(layer, is_layer, angle(*gamma), angle(*theta), size, broken, predicted))
     rows.sort(key=lambda row: not row.is_layer)
     trust = math.expm1(math.fsum(math.log1p(row.relative_size) for row in rows if row.is_layer))
     return DescentReport(tuple(rows), trust, loss, math.fsum(row.predicted for row in rows), final - loss, bound)
@@ -192,11 +194,11 @@ def safe_lr(model: nn.Module, closure: Closure, optimizer: Optimizer | None = No
             layer = layers(name, p)
             if layer is not None:
                 weight = as_float(p)
-                _add(angles[layer], *_gamma_sums(weight, gradients[name], widths[name]))
-                _add(sizes[layer], widths[name] ** 2 * weight.numel(), squared_length(weight))
+                add(angles[layer], *gamma_sums(weight, gradients[name], widths[name]))
+                add(sizes[layer], widths[name] ** 2 * weight.numel(), squared_length(weight))
     if not angles:
         raise ValueError("the model has no layers; choose others with layers=")
-    cosines = [math.cos(_angle(*parts)) for parts in angles.values()]
+    cosines = [math.cos(angle(*parts)) for parts in angles.values()]
     stretches = [stretch(math.sqrt(width), math.sqrt(weight)) for width, weight in sizes.values()]
     return descent_bound(cosines, len(cosines), exponential=True, stretches=stretches)
 
@@ -256,54 +258,7 @@ def _proposed(trial: Trial, optimizer: Optimizer, gradients: Mapping[str, Tensor
     return step
 
 
-# ---- sums
-
-
 def _widths(model: nn.Module, optimizer: Optimizer | None) -> dict[str, float]:
     """beta_w of every parameter: crossing times the clamp, where the rule has a crossing."""
-    widths = dict.fromkeys((name for name, _ in model.named_parameters()), 0.0)
-    names = {id(p): name for name, p in model.named_parameters()}
-    for name, p in model.named_parameters():
-        if isinstance(p, LadderTensor):
-            widths[name] = p.coding.format.crossing * float(p.limit)
-    for group in optimizer.param_groups if isinstance(optimizer, Madam) else ():
-        for p in group["params"]:
-            known = names.get(id(p))
-            if known is None or isinstance(p, LadderTensor) or not p.requires_grad:
-                continue
-            held = optimizer.state.get(p)  # type: ignore[union-attr]
-            if held:
-                scale, crossing = float(held["scale"]), held.get("crossing")
-            else:
-                (scale,), (crossing,), _ = groups.starting_point(group, [known], [p])
-            crossing = group["crossing"] if crossing is None else crossing
-            widths[known] = crossing * scale * (1.0 if group["bound"] is None else group["bound"])
-    return widths
-
-
-def _gamma_sums(weight: Tensor, g: Tensor, width: float) -> tuple[float, float, float]:
-    reach = weight.double().abs() if width == 0 else torch.sqrt(weight.double() ** 2 + width**2)
-    return _dot(reach, g.abs()), squared_length(reach), squared_length(g)
-
-
-def _add(sums: list[float], *parts: float) -> None:
-    for i, part in enumerate(parts):
-        sums[i] += part
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a.double() * b.double()).sum())
-
-
-def _ratio(square: float, other: float) -> float:
-    """The ratio of two lengths, from their squares."""
-    if other == 0:
-        return 0.0 if square == 0 else math.inf
-    return math.sqrt(square / other)
-
-
-def _angle(dot: float, square: float, other: float) -> float:
-    """The angle of two vectors, from their product and their squares; a right one where one of them is zero."""
-    if square == 0 or other == 0:
-        return math.pi / 2
-    return math.acos(max(-1.0, min(1.0, dot / math.sqrt(square * other))))
+    owners = {p: group for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
+    return {name: float(width_of(p, optimizer, owners.get(p), name)) for name, p in model.named_parameters()}

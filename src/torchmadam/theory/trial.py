@@ -6,19 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.theory.sums import as_float, squared_length
 
 Closure = Callable[[], Tensor]
-
-
-def as_float(p: Tensor) -> Tensor:
-    """The weights of a parameter, codes decoded."""
-    return p.decode() if isinstance(p, LadderTensor) else p.detach()
-
-
-def squared_length(a: Tensor) -> float:
-    """The square of a tensor's length."""
-    return float(a.double().square().sum())
 
 
 class Trial:
