@@ -44,14 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     demo = command("demo", _demo, "train the learning-rate figure on handwritten digits, and write the report")
     demo.add_argument("--out", type=Path, default=Path("demo"), help="folder for records and page (default: demo)")
 
-    listing = command("list", _list, "list the recipes, with the paper's number and ours")
+    listing = command("list", _list, "list the recipes and studies, with the paper's number and ours")
     listing.add_argument("patterns", nargs="*", default=["*"], help="such as 'cifar10_*'")
     _results(listing)
 
-    run = command("run", _run, "train recipes; what is done is skipped, what was stopped goes on")
+    run = command("run", _run, "train recipes, make studies; what is done is skipped, what was stopped goes on")
     run.add_argument(
         "patterns", nargs="*", default=["digits_madam"],
-        help="recipe names, or patterns such as 'cifar10_*' (default: digits_madam)",
+        help="names of recipes or studies, or patterns such as 'cifar10_*' (default: digits_madam)",
     )  # fmt: skip
     run.add_argument("--seed", "--seeds", default="0", help="one or several, such as 0,1,2 (default: 0)")
     run.add_argument("--budget", type=_seconds, help="stop in time, such as 9m, 90s or 1h")
@@ -120,28 +120,38 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from madam_lab import recipes
+    from madam_lab.recipes import Recipe
     from madam_lab.report.numbers import Results
 
     found = Results(options.results)
-    rows = [("recipe", "the paper's", "ours", "")]
-    for name in recipes.names(options.patterns):
-        recipe = recipes.get(name)
-        rows.append((name, found.paper(recipe), found.ours(name), recipe.task))
+    rows = [("recipe", "the paper's", "ours")]
+    for item in _chosen(options.patterns):
+        if isinstance(item, Recipe):
+            rows.append((item.name, found.paper(item), found.ours(item.name)))
+        else:
+            rows.append((item.name, "", found.studied(item.name)))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for row in rows:
         print(f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}")
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
+def _chosen(patterns: Sequence[str]) -> list[Any]:
+    """The recipes and studies whose names match."""
+    from madam_lab import recipes, studies
 
-    from madam_lab import data, queue, recipes
+    ours = set(studies.names())
+    found = recipes.matching(patterns, [*recipes.names(), *studies.names()])
+    return [studies.get(name) if name in ours else recipes.get(name) for name in found]
+
+
+def _run(options: argparse.Namespace) -> int:
+    from madam_lab import data, queue
 
     overrides = dict(_override(text) for text in options.set)
-    chosen = [recipes.get(name).overridden(overrides) for name in recipes.names(options.patterns)]
+    chosen = [item.overridden(overrides) for item in _chosen(options.patterns)]
     if options.smoke:
-        chosen = [recipe.as_smoke() for recipe in chosen]
+        chosen = [item.as_smoke() for item in chosen]
     seeds = [int(seed) for seed in options.seed.split(",")]
     outcome = queue.work(
         chosen,

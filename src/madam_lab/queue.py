@@ -13,6 +13,7 @@ import torch
 from madam_lab import records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
+from madam_lab.studies import Study
 from madam_lab.trainer import Limits, Run, Stopped
 
 
@@ -27,7 +28,7 @@ class Outcome:
 
 
 def work(
-    recipes: Sequence[Recipe],
+    recipes: Sequence[Recipe | Study],
     seeds: Sequence[int],
     *,
     data: Path | None = None,
@@ -40,7 +41,7 @@ def work(
     quiet: bool = False,
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Run every recipe with every seed, the first seed of all recipes first.
+    """Run every recipe or study with every seed, the first seed of all of them first.
 
     A run whose record is there is not repeated. When the budget (in seconds) is spent, or a signal comes, the run in
     progress saves itself; the same call goes on from there.
@@ -63,6 +64,11 @@ def work(
                             continue
                         if records.path_of(recipe.name, seed, results).exists():
                             outcome.skipped.append(label)
+                            continue
+                        if isinstance(recipe, Study):  # short, so that it is never stopped half-way
+                            record = recipe.run(seed, results, overrides)
+                            outcome.done.append(label)
+                            say(described(record))
                             continue
                         progress = Progress(label, recipe.epochs, quiet)
                         try:
@@ -105,7 +111,9 @@ def _claim(path: Path) -> Iterator[bool]:
 
 def described(record: dict[str, Any]) -> str:
     """One line about a finished run."""
-    name = f"{record['recipe']} seed {record['seed']}"
+    name = f"{records.name_of(record)} seed {record['seed']}"
+    if "study" in record:
+        return f"{name}: {len(record['points'])} points, {record['seconds']:.0f} s"
     if record["status"] == "diverged":
         return f"{name}: diverged after {len(record['curve'])} epochs"
     return f"{name}: {record['metric']} {record['test']:.2f} (train {record['train']:.2f}), {record['seconds']:.0f} s"

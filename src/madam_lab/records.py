@@ -19,20 +19,12 @@ SCHEMA = 1
 RESULTS = Path("results")
 
 # Name and type of every entry; a tuple lists the types that are allowed.
-_ENTRIES: dict[str, type | tuple[type, ...]] = {
+Entries = dict[str, type | tuple[type, ...]]
+_COMMON: Entries = {
     "schema": int,
-    "recipe": str,
     "settings": dict,
     "overrides": dict,
     "seed": int,
-    "status": str,
-    "metric": str,
-    "test": (float, int, type(None)),
-    "train": (float, int, type(None)),
-    "curve": list,
-    "weights": int,
-    "bytes": dict,
-    "codes": (list, type(None)),
     "seconds": (float, int),
     "started": str,
     "commit": str,
@@ -41,6 +33,21 @@ _ENTRIES: dict[str, type | tuple[type, ...]] = {
     "versions": dict,
     "device": str,
 }
+# Of a training run; with a monitor it has "trust", too: what the monitor saw.
+_RUN: Entries = {
+    **_COMMON,
+    "recipe": str,
+    "status": str,
+    "metric": str,
+    "test": (float, int, type(None)),
+    "train": (float, int, type(None)),
+    "curve": list,
+    "weights": int,
+    "bytes": dict,
+    "codes": (list, type(None)),
+}
+# Of a study: flat objects of numbers and words, all with the same names.
+_STUDY: Entries = {**_COMMON, "study": str, "points": list}
 
 
 class RecordError(ValueError):
@@ -52,10 +59,15 @@ def path_of(recipe: str, seed: int, results: Path = RESULTS) -> Path:
     return results / recipe / f"{seed}.json"
 
 
+def name_of(record: dict[str, Any]) -> str:
+    """The recipe or the study that a record is of."""
+    return str(record["study"] if "study" in record else record["recipe"])
+
+
 def write(record: dict[str, Any], results: Path = RESULTS) -> Path:
     """Check a record and put it in its place, whole or not at all. A record that is there already is never replaced."""
     check(record)
-    path = path_of(record["recipe"], record["seed"], results)
+    path = path_of(name_of(record), record["seed"], results)
     if path.exists():
         raise FileExistsError(f"{path} is there already, and records are written once; remove it to run again")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,13 +85,13 @@ def read(path: Path) -> dict[str, Any]:
         check(record)
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
-    if (record["recipe"], f"{record['seed']}.json") != (path.parent.name, path.name):
-        raise RecordError(f"{path} holds the record of {record['recipe']}, seed {record['seed']}; it was moved")
+    if (name_of(record), f"{record['seed']}.json") != (path.parent.name, path.name):
+        raise RecordError(f"{path} holds the record of {name_of(record)}, seed {record['seed']}; it was moved")
     return record  # type: ignore[no-any-return]
 
 
 def read_all(results: Path = RESULTS) -> Iterator[dict[str, Any]]:
-    """All records of a folder, in order of recipe and seed."""
+    """All records of a folder, of runs and studies, in order of name and seed."""
     for path in sorted(results.glob("*/*.json")):
         if path.parent.name != "bench":
             yield read(path)
@@ -91,19 +103,40 @@ def check(record: Any) -> None:
         raise RecordError("a record is an object")
     if record.get("schema") != SCHEMA:
         raise RecordError(f"its schema is {record.get('schema')!r}, and this program reads {SCHEMA}")
-    if record.keys() != _ENTRIES.keys():
-        missing, extra = sorted(_ENTRIES.keys() - record.keys()), sorted(record.keys() - _ENTRIES.keys())
+    settings = record.get("settings")
+    watched = isinstance(settings, dict) and settings.get("monitor") is not None
+    entries = _STUDY if "study" in record else {**_RUN, "trust": list} if watched else _RUN
+    if record.keys() != entries.keys():
+        missing, extra = sorted(entries.keys() - record.keys()), sorted(record.keys() - entries.keys())
         raise RecordError(f"entries are missing ({missing}) or unknown ({extra})")
-    for name, kind in _ENTRIES.items():
+    for name, kind in entries.items():
         value = record[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{name} is {value!r}, which is not what it should be")
+    if record["seconds"] < 0:
+        raise RecordError("seconds are positive")
+    if "study" in record:
+        _check_study(record)
+    else:
+        _check_run(record)
+
+
+def _check_study(record: dict[str, Any]) -> None:
+    if not record["points"]:
+        raise RecordError("a study has measured something, and there are no points")
+    for point in record["points"]:
+        if not isinstance(point, dict) or point.keys() != record["points"][0].keys():
+            raise RecordError(f"{point!r} is no point like the first")
+        _check_numbers("a point", {k: v for k, v in point.items() if not isinstance(v, str)}, set())
+
+
+def _check_run(record: dict[str, Any]) -> None:
     if record["status"] not in ("finished", "diverged"):
         raise RecordError(f"status is {record['status']!r}; a run has finished or diverged")
     if record["status"] == "finished" and (record["test"] is None or not record["curve"]):
         raise RecordError("a finished run has a result and a curve")
-    if record["seconds"] < 0 or record["weights"] <= 0:
-        raise RecordError("seconds and weights are positive")
+    if record["weights"] <= 0:
+        raise RecordError("weights are positive")
     _check_numbers("bytes", record["bytes"], {"weights", "optimiser", "float32"})
     for point in record["curve"]:
         _check_numbers("a point of the curve", point, {"epoch", "lr", "train"})
@@ -115,6 +148,12 @@ def check(record: Any) -> None:
             raise RecordError(f"{snapshot!r} is no histogram of codes")
         _check_numbers("codes", {k: v for k, v in snapshot.items() if k != "histogram"}, {"epoch", "upper", "lower"})
         _check_numbers("codes", dict(enumerate(snapshot["histogram"])), set())
+    for seen in record.get("trust", []):
+        if not isinstance(seen, dict) or not isinstance(seen.get("layers"), dict):
+            raise RecordError(f"{seen!r} is nothing that a monitor saw")
+        _check_numbers("trust", {k: v for k, v in seen.items() if k != "layers"}, {"step", "epoch", "lr"})
+        for name, layer in seen["layers"].items():
+            _check_numbers(f"trust in {name}", layer, {"cosine", "alignment", "relative_size", "flips"})
     ladder = record["settings"].get("ladder")
     if ladder is not None:
         _check_numbers("the ladder", ladder, {"levels", "spacing", "crossing"})

@@ -61,16 +61,16 @@ class Stepper:
             else:
                 group["lr"] = lr
 
-    def step(self, batch: Batch) -> None:
-        """One step of training."""
+    def step(self, batch: Batch, *, plainly: bool = False) -> None:
+        """One step of training; ``plainly``, outside of any graph, so that the optimiser's hooks run."""
         if not self.on_gpu:
             self._run(batch)
             return
         shape = tuple(batch[0].shape)
-        self._seen[shape] = self._seen.get(shape, 0) + 1
+        self._seen[shape] = self._seen.get(shape, 0) + (not plainly)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            if self._seen[shape] <= _WARM_UP:
+            if plainly or self._seen[shape] <= _WARM_UP:
                 self._run(batch)
             else:
                 if shape not in self._graphs:

@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from madam_lab import records
+from madam_lab import looks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
 from madam_lab.stepping import Stepper, build_optimiser
 from madam_lab.tasks import TASKS
+from madam_lab.tasks.task import Batch
 from torchmadam import LadderTensor, to_ladder_
 from torchmadam.files import write_atomically
 
-_HISTOGRAM_BINS = 64
+# What a run has to remember of its own past, beside weights, optimiser and random numbers.
+_PROGRESS = ("epoch", "step", "seconds", "started", "curve", "codes", "trust", "best")
 _EVALUATIONS = 60  # about so many points on the test curve of a long run
 
 
@@ -98,6 +100,7 @@ class Run:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.curve: list[dict[str, Any]] = []
         self.codes: list[dict[str, Any]] = []
+        self.trust: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         torch.manual_seed(seed + 1)  # dropout, apart from the initial weights
 
@@ -112,7 +115,7 @@ class Run:
         while self.epoch < self.recipe.epochs:
             for batch in self.task.epoch(self.epoch, self.step):
                 self.stepper.set_lr(self.recipe.lr_at(self.epoch + self.step / self.task.steps))
-                self.stepper.step(batch)
+                self._step(batch)
                 self.step += 1
                 now = time.monotonic()
                 if limits.reached() or now - saved > limits.save_every:
@@ -128,6 +131,21 @@ class Run:
         self._synchronise()
         self.seconds += time.monotonic() - clock
         return self._finish()
+
+    def _step(self, batch: Batch) -> None:
+        """One step, looked at where the recipe says so."""
+        done = self.epoch * self.task.steps + self.step
+        if self.recipe.monitor is None or done % self.recipe.monitor:
+            self.stepper.step(batch)
+        else:
+            layers = looks.step_looked_at(self.stepper, batch)
+            lr = self.recipe.lr_at(self.epoch + self.step / self.task.steps)
+            self.trust.append({"step": done, "epoch": done / self.task.steps, "lr": lr, "layers": layers})
+
+    def _look_at_codes(self) -> None:
+        found = looks.codes_of(self.model)
+        if found is not None:
+            self.codes.append({"epoch": self.epoch, **found})
 
     def _end_epoch(self, progress: Progress) -> bool:
         """Note what the epoch brought; False ends the run."""
@@ -186,6 +204,8 @@ class Run:
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU",
             **self.provenance,
         }
+        if self.recipe.monitor is not None:
+            record["trust"] = self.trust
         records.write(record, self.results)
         self.checkpoint.unlink(missing_ok=True)
         return record
@@ -205,7 +225,7 @@ class Run:
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "sums": self.stepper.sums,
-            **{name: getattr(self, name) for name in ("epoch", "step", "seconds", "started", "curve", "codes", "best")},
+            **{name: getattr(self, name) for name in _PROGRESS},
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -229,31 +249,8 @@ class Run:
         if state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
         self.stepper.sums.copy_(state["sums"])
-        for name in ("epoch", "step", "seconds", "started", "curve", "codes", "best"):
-            setattr(self, name, state[name])
-
-    # ---- what the report shows of the codes
-
-    @torch.no_grad()
-    def _look_at_codes(self) -> None:
-        """Where the codes of all coded weights are on the ladder, and how many sit at its ends."""
-        coded = [p for p in self.model.parameters() if isinstance(p, LadderTensor) and float(p.limit) > 0]
-        if not coded:
-            return
-        ladder = coded[0].coding.format
-        counts = torch.zeros(_HISTOGRAM_BINS, dtype=torch.int64)
-        upper = lower = total = 0
-        for p in coded:
-            codes = p.codes()
-            k = codes if ladder.is_signed else ladder.split(codes)[0]
-            counts += torch.bincount(
-                (k.flatten().long() * _HISTOGRAM_BINS) // ladder.levels, minlength=_HISTOGRAM_BINS
-            ).cpu()
-            upper += int(ladder.at_upper_end(codes).sum())
-            lower += int(ladder.at_lower_end(codes).sum())
-            total += codes.numel()
-        share = [round(c / total, 6) for c in counts.tolist()]
-        self.codes.append({"epoch": self.epoch, "histogram": share, "upper": upper / total, "lower": lower / total})
+        for name in _PROGRESS:
+            setattr(self, name, state.get(name, getattr(self, name)))  # a run may have begun before there was such
 
 
 def _snapshots(epochs: int) -> set[int]:

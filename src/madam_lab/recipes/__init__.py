@@ -2,6 +2,6 @@
 
 from madam_lab.recipes import cifar, digits, wikitext
 from madam_lab.recipes.paper import PAPER, Paper
-from madam_lab.recipes.recipe import Recipe, get, names
+from madam_lab.recipes.recipe import Recipe, get, matching, names
 
-__all__ = ["PAPER", "Paper", "Recipe", "cifar", "digits", "get", "names", "wikitext"]
+__all__ = ["PAPER", "Paper", "Recipe", "cifar", "digits", "get", "matching", "names", "wikitext"]

@@ -120,6 +120,18 @@ def cifar100_madam_8bit() -> Recipe:
     return _eight_bits(cifar100_madam())
 
 
+@recipe
+def cifar10_trust() -> Recipe:
+    """Angles and relative steps while FP32 Madam trains, every five epochs."""
+    return replace(cifar10_madam(), monitor=245)
+
+
+@recipe
+def cifar10_trust_12bit() -> Recipe:
+    """And where the codes are and go."""
+    return replace(cifar10_madam_12bit(), monitor=245)
+
+
 def bound_point(bound: float) -> Recipe:
     """A curve of the clipping figure: FP32 Madam on CIFAR-10 with another bound. 3 is cifar10_madam itself."""
     base = cifar10_madam()

@@ -40,6 +40,24 @@ def digits_adam() -> Recipe:
     return replace(digits_madam(), optimiser="adam", schedule=((0, 0.001),))
 
 
+@recipe
+def digits_trust() -> Recipe:
+    """Angles and relative steps while FP32 Madam trains."""
+    return replace(digits_madam(), monitor=40)
+
+
+@recipe
+def digits_trust_12bit() -> Recipe:
+    """And where the codes of the paper's ladder are and go."""
+    return replace(digits_madam_12bit(), monitor=40)
+
+
+@recipe
+def digits_trust_signed8() -> Recipe:
+    """And where those of the signed ladder do."""
+    return replace(digits_madam_signed8(), monitor=40)
+
+
 def learning_rate_point(base: Recipe, lr: float) -> Recipe:
     """A point of the learning-rate figure: a constant eta; on ladders rounding is stochastic, so that any eta works."""
     rounding = {"rounding": "stochastic"} if base.ladder is not None else {}

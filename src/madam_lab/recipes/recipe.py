@@ -4,7 +4,7 @@ import difflib
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -32,6 +32,8 @@ class Recipe:
         clip: the largest norm of the whole gradient.
         precision: of the forward and backward passes on a GPU, "bf16" or "float32", whose matrix products are TF32
             there; a CPU computes in float32.
+        monitor: after how many steps a :class:`torchmadam.theory.TrustMonitor` looks again; None: there is none. It
+            changes no weight on a CPU; on a GPU a step that is looked at runs outside of the CUDA graph.
         smoke: a tiny run that shows that the recipe works.
         name, paper: given by the register: what everybody calls it, and the number to compare with.
     """
@@ -48,14 +50,17 @@ class Recipe:
     model: Mapping[str, Any] = field(default_factory=dict)
     clip: float | None = None
     precision: str = "bf16"
+    monitor: int | None = None
     smoke: bool = False
     name: str = ""
     paper: Paper | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no run could be made of."""
-        for name in ("epochs", "batch"):
+        for name in ("epochs", "batch", "monitor"):
             value = getattr(self, name)
+            if name == "monitor" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
         for name, known in (("precision", ("bf16", "float32")), ("optimiser", ("sgd", "adam", "adamw", "madam"))):
@@ -82,16 +87,19 @@ class Recipe:
         values = asdict(self)
         for name in ("name", "paper"):
             del values[name]
-        plain: dict[str, Any] = _plain(values)
-        return plain
+        if self.monitor is None:  # as in records from before there was one
+            del values["monitor"]
+        found: dict[str, Any] = plain(values)
+        return found
 
     def as_smoke(self) -> "Recipe":
         """The same recipe on a handful of examples and a tiny model: two epochs, the schedule's ends."""
         steps = self.schedule
         if not isinstance(steps, str):
             steps = ((0, steps[0][1]), (1, steps[-1][1]))
+        monitor = None if self.monitor is None else 3
         return replace(
-            self, epochs=2, batch=6, schedule=steps, smoke=True, name=f"{self.name}+smoke", paper=None
+            self, epochs=2, batch=6, schedule=steps, monitor=monitor, smoke=True, name=f"{self.name}+smoke", paper=None
         )  # fmt: skip
 
     def overridden(self, changes: Mapping[str, Any]) -> "Recipe":
@@ -116,11 +124,12 @@ class Recipe:
         return replace(self, **values, paper=None, name=f"{self.name}+{suffix}" if suffix else self.name)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Mappings as dicts and sequences as lists, all the way down: as JSON would give them back."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
 
 
@@ -147,14 +156,19 @@ def register(name: str, make: Callable[[], Recipe]) -> Callable[[], Recipe]:
 
 def names(patterns: Iterable[str] = ("*",)) -> list[str]:
     """The registered names that match any of these patterns, in the order in which they were registered."""
+    return matching(patterns, _REGISTER)
+
+
+def matching(patterns: Iterable[str], known: Collection[str]) -> list[str]:
+    """Those of some known names that match any of these patterns, in their order; a pattern must match something."""
     found: dict[str, None] = {}
     for pattern in patterns:
-        matching = [name for name in _REGISTER if fnmatch.fnmatchcase(name, pattern)]
-        if not matching:
-            close = difflib.get_close_matches(pattern, _REGISTER, n=3)
+        fitting = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        if not fitting:
+            close = difflib.get_close_matches(pattern, known, n=3)
             hint = f"; did you mean {', '.join(close)}?" if close else "; `madam list` shows them all"
             raise KeyError(f"no recipe matches {pattern!r}{hint}")
-        found.update(dict.fromkeys(matching))
+        found.update(dict.fromkeys(fitting))
     return list(found)
 
 

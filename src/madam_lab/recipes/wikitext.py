@@ -63,6 +63,18 @@ def wikitext2_madam_8bit() -> Recipe:
     return _bits(LadderFormat.paper(8, 0.01), ((0, 0.01),))
 
 
+@recipe
+def wikitext2_trust() -> Recipe:
+    """Angles and relative steps while FP32 Madam trains, three times an epoch."""
+    return replace(wikitext2_madam(), monitor=1000)
+
+
+@recipe
+def wikitext2_trust_12bit() -> Recipe:
+    """And where the codes are and go."""
+    return replace(wikitext2_madam_12bit(), monitor=1000)
+
+
 def learning_rate_point(base: Recipe, lr: float) -> Recipe:
     """A point of the learning-rate figure: 10 epochs at a constant eta."""
     return replace(base, schedule=((0, lr),), epochs=10)

@@ -6,23 +6,37 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from madam_lab import recipes, records
+from madam_lab import recipes, records, studies
 
 MISSING = "missing"
 
 
 class Results:
-    """The records of a folder, by recipe; and the benchmarks in it, one a device."""
+    """The records of a folder, by recipe and by study; and the benchmarks in it, one a device."""
 
     def __init__(self, folder: Path) -> None:
         self.by_recipe: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.by_study: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for record in records.read_all(folder):
-            self.by_recipe[record["recipe"]].append(record)
+            kind = self.by_study if "study" in record else self.by_recipe
+            kind[records.name_of(record)].append(record)
         self.benchmarks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("bench/*.json"))]
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """The records of a recipe, in order of their seeds."""
         return sorted(self.by_recipe.get(name, []), key=lambda record: record["seed"])
+
+    def study(self, name: str) -> list[dict[str, Any]]:
+        """The records of a study, in order of their seeds."""
+        return sorted(self.by_study.get(name, []), key=lambda record: record["seed"])
+
+    def studied(self, name: str) -> str:
+        """Whether a study was made, as a cell of a table; marked if no commit has its code."""
+        found = self.study(name)
+        if not found:
+            return MISSING
+        mark = "" if all(is_traceable(record) for record in found) else "*"
+        return f"measured{mark} ({len(found)} seed{'s' if len(found) > 1 else ''})"
 
     def values(self, name: str, which: str = "test") -> list[float]:
         """The test (or train) metric of every seed that finished."""
@@ -83,13 +97,16 @@ def problems(folder: Path) -> tuple[list[str], int]:
         except records.RecordError as error:
             found.append(str(error))
             continue
-        base = record["recipe"].partition("+")[0]
-        if base not in recipes.names():
-            found.append(f"{path}: there is no recipe {base}")
+        base = records.name_of(record).partition("+")[0]
+        kind: Any = "study" if "study" in record else "recipe"
+        register: Any = studies if kind == "study" else recipes
+        if base not in register.names():
+            found.append(f"{path}: there is no {kind} {base}")
             continue
-        now = recipes.get(base).overridden(record["overrides"])
+        now = register.get(base).overridden(record["overrides"])
         now = now.as_smoke() if record["settings"].get("smoke") else now
-        if now.settings() != record["settings"]:
-            changed = sorted(k for k, v in now.settings().items() if record["settings"].get(k) != v)
-            found.append(f"{path}: the recipe has changed since, in {', '.join(changed)}; run it again")
+        settings, then = now.settings(), record["settings"]
+        if settings != then:
+            changed = sorted(k for k in settings.keys() | then.keys() if settings.get(k) != then.get(k))
+            found.append(f"{path}: the {kind} has changed since, in {', '.join(changed)}; run it again")
     return found, len(paths)
