@@ -358,3 +358,42 @@ def test_two_runs_of_a_smoke_recipe_are_equal_bit_for_bit(name, tmp_path):
             found.append(records.read(tmp_path / str(i) / recipe.name / "0.json"))
     assert found[0]["curve"] == found[1]["curve"]
     assert found[0]["codes"] == found[1]["codes"]
+
+
+def test_a_monitored_run_looks_between_replays_and_ends_as_one_without_a_monitor(tmp_path):
+    from dataclasses import replace
+
+    from madam_lab import queue, recipes, records
+
+    recipe = replace(recipes.get("digits_trust_signed8"), epochs=4, batch=128, monitor=5)
+    found = []
+    for i, monitor in enumerate((None, 5)):
+        kind = replace(recipe, monitor=monitor)
+        queue.work([kind], [0], results=tmp_path / str(i), folder=tmp_path / "runs", quiet=True)
+        found.append(records.read(tmp_path / str(i) / kind.name / "0.json"))
+    plain, watched = found
+    assert [seen["step"] for seen in watched["trust"]] == list(range(0, 4 * 12, 5))
+    for seen in watched["trust"]:
+        assert all(0 < layer["cosine"] <= 1 and 0 <= layer["moved"] <= 1 for layer in seen["layers"].values())
+    assert (plain["curve"], plain["codes"]) == (watched["curve"], watched["codes"])
+
+
+def test_a_monitor_sees_on_a_gpu_what_it_sees_on_a_cpu_and_refuses_to_be_captured():
+    from torchmadam.theory import TrustMonitor
+
+    seen = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = torchmadam.to_ladder_(nn.Linear(37, 53), "signed8").to(device)
+        optimizer = Madam(model.named_parameters(), lr=torch.tensor(0.02, device=device))
+        put_gradients(model.parameters(), 0)
+        with TrustMonitor(optimizer, every=1) as monitor:
+            optimizer.step()
+        seen.append(monitor.observations[0].layers["weight"])
+    here, there = seen
+    assert (here.moved, here.rungs, here.upper, here.lower) == (there.moved, there.rungs, there.upper, there.lower)
+    assert there.cosine == pytest.approx(here.cosine, rel=1e-5)
+    assert there.relative_size == pytest.approx(here.relative_size, rel=1e-4)
+    with TrustMonitor(optimizer, every=1), pytest.raises(RuntimeError, match="outside of the graph"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step()

@@ -74,11 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     report = command("report", _report, "make the tables and the page from the records")
     report.add_argument("--page", type=Path, default=Path("docs/report.html"), help="the HTML page to write")
     report.add_argument(
-        "--tables", type=Path, nargs="*", default=[Path("README.md"), Path("docs/reproduction.md")],
+        "--tables", type=Path, nargs="*",
+        default=[Path("README.md"), Path("docs/reproduction.md"), Path("docs/theory.md")],
         help="Markdown files whose marked tables are filled in; files that are not there are left out",
     )  # fmt: skip
     report.add_argument(
         "--picture", type=Path, default=Path("docs/learning-rate.svg"), help="the learning-rate figure to write"
+    )
+    report.add_argument(
+        "--theory-picture", type=Path, default=Path("docs/largest-lr.svg"), help="the theory's figure to write"
     )
     _results(report)
 
@@ -212,7 +216,8 @@ def _verify(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from madam_lab import report
 
-    for path in report.write(options.results, options.page, options.tables, options.picture):
+    written = report.write(options.results, options.page, options.tables, options.picture, options.theory_picture)
+    for path in written:
         print(path)
     return 0
 

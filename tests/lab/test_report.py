@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from madam_lab import recipes, records, report
-from madam_lab.report import figures, tables
+from madam_lab import recipes, records, report, studies
+from madam_lab.report import figures, tables, theory
 from madam_lab.report.chart import Series, bars, line_chart
 from madam_lab.report.numbers import Results, problems
 
@@ -271,3 +271,119 @@ def test_a_browser_draws_every_chart_and_asks_for_nothing(folder, tmp_path):
     keep = os.environ.get("KEEP_SCREENSHOTS")
     if keep:
         shutil.copy(shot, keep)
+
+
+# ---- the theory
+
+
+def studied(name, points, seed=0, **changes):
+    """A study's record, with these points."""
+    study = studies.get(name)
+    record = {
+        "schema": 1, "study": name, "settings": study.settings(), "overrides": {}, "seed": seed, "points": points,
+        "seconds": 1.0, "started": "2026-01-01T00:00:00+00:00", "commit": "0" * 40, "dirty": False, "source": "0" * 16,
+        "versions": {}, "device": "CPU",
+    }  # fmt: skip
+    return {**record, **changes}
+
+
+def watched(name, cosines, **codes):
+    """A monitored run's record: the cosines of its layers, look by look."""
+    looks = [
+        {
+            "step": 40 * i,
+            "epoch": 2.0 * i,
+            "lr": 0.01,
+            "layers": {
+                f"{j}.weight": {"cosine": c, "alignment": c, "relative_size": 0.004, "flips": 0.25, **codes}
+                for j, c in enumerate(row)
+            },
+        }
+        for i, row in enumerate(cosines)
+    ]
+    return made(name, 0, 2.0, trust=looks)
+
+
+@pytest.fixture
+def theory_folder(tmp_path):
+    results = tmp_path / "theory"
+    broken = [
+        {"depth": depth, "direction": kind, "size": size, "worst": 2 * size * depth, "median": size, "trust": size}
+        for depth in (2, 50)
+        for kind in ("sign rule", "layer-wise", "random signs")
+        for size in (0.001, 0.01)
+    ]
+    helped = [
+        [
+            {"depth": depth, "rule": rule, "lr": lr / depth, "bound": 0.1, "size": 0.1}
+            for depth in (2, 50)
+            for rule in ("sign rule", "layer-wise", "gradient descent")
+        ]
+        for lr in (1.0, 3.0, 40.0)
+    ]
+    for record in (
+        studied("breakdown_tanh", broken),
+        studied("breakdown_resnet18", [p for p in broken if p["depth"] == 50]),
+        *(studied("largest_lr_tanh", points, seed) for seed, points in enumerate(helped)),
+        watched("digits_trust", [[0.6, 0.5, 0.7], [0.4, float("nan"), 0.5]]),
+        watched("digits_trust_12bit", [[0.6], [0.3]], upper=0.1, lower=0.02, rungs=3.5, moved=0.75),
+    ):
+        records.write(record, results)
+    return results
+
+
+def test_the_largest_lr_is_drawn_as_the_median_of_its_seeds_beside_a_dashed_bound(theory_folder):
+    svg = theory.largest_lr(Results(theory_folder), "tanh")
+    assert "sign rule: 1.5 with 2 layers (0.5 to 20)" in tips(svg)
+    assert "sign rule: the bound is 0.1 with 50 layers (0.1 to 0.1)" in tips(svg)
+    lines = ET.fromstring(svg).findall(f".//{SVG}polyline")
+    assert [line.get("stroke-dasharray") is not None for line in lines] == [False, True] * 3
+    texts = [t.text for t in ET.fromstring(svg).iter(f"{SVG}text")]
+    assert texts.count("sign rule") == 1  # one entry of the legend for both
+    assert {"2", "5", "10", "20", "50"} <= set(texts)
+    assert theory.largest_lr(Results(theory_folder), "leaky_relu") is None
+
+
+def test_breakdown_is_drawn_over_the_product(theory_folder):
+    found = Results(theory_folder)
+    svg = theory.breakdown(found, "tanh", "sign rule")
+    assert "2: 0.04 at steps of 0.01, where the product is 0.01" in tips(svg)
+    assert "50 layers: 0.1 at steps of 0.001, where the product is 0.001" in tips(svg)
+    assert "layer-wise: 1 at steps of 0.01, where the product is 0.01" in tips(theory.breakdown(found, "resnet18"))
+    assert theory.breakdown(found, "leaky_relu", "sign rule") is None
+
+
+def test_angles_are_drawn_against_those_of_gaussian_numbers_and_what_is_not_finite_is_left_out(theory_folder):
+    found = Results(theory_folder)
+    said = tips(theory.angles(found, "digits_trust"))
+    assert "smallest layer: 0, 0.5" in said
+    assert "median layer: 2, 0.45" in said
+    assert "2/π: 2, 0.6366" in said
+    assert theory.codes_moving(found, "digits_trust") is None
+    said = tips(theory.codes_moving(found, "digits_trust_12bit"))
+    assert {"move in a step: 0, 75", "change sign: 2, 25", "at upper end: 0, 10", "at lower end: 2, 2"} <= set(said)
+    assert theory.angles(found, "cifar10_trust") is None
+
+
+def test_the_theorys_tables_say_what_the_records_say(theory_folder, tmp_path):
+    path = tmp_path / "theory.md"
+    path.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in theory.TABLES))
+    report.write(theory_folder, tmp_path / "page.html", [path], theory_picture=tmp_path / "lr.svg")
+    text = path.read_text()
+    assert "| tanh perceptron | 2 | 4 | 4 | 4 |" in text
+    assert "| tanh perceptron | 50 | 0.06 / 0.1 (1 of 3) | 0.06 / 0.1 (1 of 3) | 0.06 / 0.1 (1 of 3) |" in text
+    assert "| digits_trust | 0.60 | 0.53 | 0.45 | 0.40 | 0.4 | 25 % |  |" in text
+    assert "| digits_trust_12bit | 0.60 | 0.45 | 0.30 | 0.30 | 0.4 | 25 % | 75 % |" in text
+    ET.fromstring((tmp_path / "lr.svg").read_text())
+    html = (tmp_path / "page.html").read_text()
+    for title in ("When does a step help?", "The largest lr that helps: tanh", "cos gamma during training: digits",
+                  "How codes move: digits_trust_12bit", "Does deep relative trust hold? narrow ResNet-18"):  # fmt: skip
+        assert title in html, title
+    assert "from 7 records" in html
+    assert "digits_trust_12bit" not in tables.ladder_table(Results(theory_folder)).markdown()
+
+
+def test_a_report_without_studies_has_no_section_on_theory(folder, tmp_path):
+    written = report.write(folder, tmp_path / "page.html", [], theory_picture=tmp_path / "lr.svg")
+    assert written == [tmp_path / "page.html"]
+    assert "When does a step help?" not in (tmp_path / "page.html").read_text()

@@ -87,6 +87,31 @@ def test_a_linear_network_of_one_layer_has_everything_in_closed_form():
     assert "deep relative trust allows" in str(report)
 
 
+@given(st.integers(1, 6), st.floats(1e-3, 1.0), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_linear_networks_scaled_as_a_whole_break_down_like_products(depth, size, quadratic):
+    """f = W_L ... W_1, all scaled by 1 + s: g_k grows by (1 + s)^(L-1), and the loss's derivative by its own factor.
+
+    Under a loss that is linear in f the assumption holds. Under f^2 / 2 the derivative is f, which grows by (1 + s)^L,
+    and the assumption, which leaves it out, fails at every depth above one.
+    """
+    torch.manual_seed(depth)
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(depth)]).double()
+    x, c = torch.eye(4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+
+    def closure():
+        return 0.5 * model(x).square().sum() if quadratic else (model(x) * c).sum()
+
+    step = {name: size * p.detach() for name, p in model.named_parameters()}
+    found = gradient_breakdown(model, closure, step)
+    exact = (1 + size) ** (depth - 1 + depth * quadratic) - 1
+    assert list(found.values()) == pytest.approx([exact] * depth, abs=1e-12)
+    trust = deep_relative_trust(model, step)
+    assert trust == pytest.approx((1 + size) ** depth - 1)
+    if depth > 1:
+        assert (exact > trust) == quadratic
+
+
 def test_the_sign_rule_descends_below_the_bound_where_trust_holds():
     descended = trusted = 0
     for seed in range(20):

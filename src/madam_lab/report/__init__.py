@@ -4,17 +4,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from madam_lab.recipes.paper import LEARNING_RATES
+from madam_lab.report import theory
 from madam_lab.report.figures import learning_rates
 from madam_lab.report.numbers import Results
 from madam_lab.report.page import page
-from madam_lab.report.tables import fill_in
+from madam_lab.report.tables import TABLES, fill_in
 
 # The task of the picture on top of the README: the first of these whose figure is complete.
 _PICTURED = ("cifar10", "wikitext2", "cifar100", "digits")
 
 
-def write(folder: Path, target: Path, tables: Sequence[Path], picture: Path | None = None) -> list[Path]:
-    """Write the page and the picture, fill in the marked tables of those Markdown files that are there.
+def write(
+    folder: Path,
+    target: Path,
+    tables: Sequence[Path],
+    picture: Path | None = None,
+    theory_picture: Path | None = None,
+) -> list[Path]:
+    """Write the page and the pictures, fill in the marked tables of those Markdown files that are there.
 
     Returns what was written.
     """
@@ -24,13 +31,14 @@ def write(folder: Path, target: Path, tables: Sequence[Path], picture: Path | No
     written = [target]
     for path in tables:
         if path.exists():
-            fill_in(path, results)
+            fill_in(path, results, {**TABLES, **theory.TABLES})
             written.append(path)
-    drawn = _learning_rate_picture(results)
-    if picture is not None and drawn is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_text(drawn, encoding="utf-8")
-        written.append(picture)
+    pictures = (picture, _learning_rate_picture(results)), (theory_picture, theory.largest_lr(results, "tanh"))
+    for where, drawn in pictures:
+        if where is not None and drawn is not None:
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.write_text(drawn, encoding="utf-8")
+            written.append(where)
     return written
 
 

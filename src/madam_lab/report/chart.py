@@ -14,6 +14,12 @@ COLOURS = {
     "10-bit Madam": "#d55e00",
     "8-bit Madam": "#999999",
     "signed 8-bit Madam": "#cc79a7",
+    "sign rule": "#0072b2",
+    "layer-wise": "#e69f00",
+    "gradient descent": "#009e73",
+    "random signs": "#999999",
+    "assumed at most": "#d55e00",
+    "2/π": "#d55e00",
     "weights": "#0072b2",
     "optimiser state": "#e69f00",
 }
@@ -33,7 +39,8 @@ STYLE = """
 class Series:
     """One line: its points, the positions of those marked with a red cross, and what hovering shows instead of y.
 
-    ``shade`` draws it in ink of this strength instead of a colour, for lines that are one thing over time.
+    ``shade`` draws it in ink of this strength instead of a colour, for lines that are one thing over time. A ``dashed``
+    line has no dots: what was measured is compared with it. It stays out of the legend if a line of its name is there.
     """
 
     name: str
@@ -41,6 +48,7 @@ class Series:
     crosses: frozenset[int] = frozenset()
     tips: Sequence[str] | None = None
     shade: float | None = None
+    dashed: bool = False
 
 
 def figure(parts: Sequence[str], *, title: str, note: str, width: int, height: int) -> str:
@@ -98,7 +106,8 @@ def line_chart(
         colour = COLOURS.get(s.name) or ("var(--ink)" if s.shade is not None else next(spare))
         strength = f' opacity="{0.25 + 0.75 * s.shade:.2f}"' if s.shade is not None else ""
         path = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for _, x, y in points)
-        out.append(f'<polyline class="line" stroke="{colour}"{strength} points="{path}"/>')
+        dashes = ' stroke-dasharray="6 5"' if s.dashed else ""
+        out.append(f'<polyline class="line" stroke="{colour}"{strength}{dashes} points="{path}"/>')
         for i, x, y in points:
             said = s.tips[i] if s.tips is not None else f"{_number(x)}, {y:.4g}"
             tip = f"<title>{escape(s.name)}: {escape(said)}</title>"
@@ -106,11 +115,12 @@ def line_chart(
             if i in s.crosses:
                 strokes = f"M{cx - 6:.1f} {cy - 6:.1f}l12 12M{cx - 6:.1f} {cy + 6:.1f}l12 -12"
                 out.append(f'<path class="cross" d="{strokes}">{tip}</path>')
-            elif dots and len(points) <= 30:
+            elif dots and not s.dashed and len(points) <= 30:
                 out.append(f'<circle class="dot" cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{colour}">{tip}</circle>')
             else:
                 out.append(f'<circle class="hit" cx="{cx:.1f}" cy="{cy:.1f}" r="5">{tip}</circle>')
-        legend.append((s.name, f'fill="{colour}"{strength}'))
+        if (s.name, f'fill="{colour}"{strength}') not in legend:
+            legend.append((s.name, f'fill="{colour}"{strength}'))
     out += _legend(legend, left, top - 20)
     return figure(out, title=title, note=note, width=width, height=height)
 
@@ -170,7 +180,9 @@ def _axis(
         return start + (position - low) / (high - low) * (stop - start)
 
     if log and high - low >= 1:
-        return place, [10.0**e for e in range(math.ceil(low), math.floor(high) + 1)]
+        parts = (1,) if high - low > 2 else (1, 2, 5)  # of a decade
+        ticks = [m * 10.0**e for e in range(math.floor(low), math.floor(high) + 1) for m in parts]
+        return place, [tick for tick in ticks if 10**low <= tick <= 10**high]
     low, high = (10**low, 10**high) if log else (low, high)
     raw = (high - low) / 6
     unit = 10.0 ** math.floor(math.log10(raw))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from madam_lab.report import figures
+from madam_lab.report import figures, theory
 from madam_lab.report.numbers import Results
 from madam_lab.report.tables import TABLES, Table
 
@@ -29,7 +29,7 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
     rates = [figures.learning_rates(results, task) for task in tasks]
     curves = [figures.clipping(results), *(figures.convergence(results, task) for task in tasks)]
     coded = [r for name in sorted(results.by_recipe) for r in results.of(name)[:1] if r["codes"] and _is_main(name)]
-    count = sum(len(found) for found in results.by_recipe.values())
+    count = sum(len(found) for kind in (results.by_recipe, results.by_study) for found in kind.values())
     sections = [
         _section(
             "Which learning rate?",
@@ -38,6 +38,12 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
             rates,
         ),
         _section("Convergence", "", curves),
+        _section(
+            "When does a step help?",
+            "The paper's theorem promises that a relative step decreases the loss while it is small enough for the "
+            "angle between weights and gradients, under an assumption about how gradients break down.",
+            theory.figures(results),
+        ),
         *(_table(table) for table in (make(results) for make in TABLES.values()) if table.has_results),
         _section(
             "Number systems",
@@ -62,7 +68,7 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
 
 
 def _is_main(name: str) -> bool:
-    return "_lr_" not in name or name.endswith("_0.01")
+    return "_trust" not in name and ("_lr_" not in name or name.endswith("_0.01"))
 
 
 def _section(title: str, text: str, charts: Sequence[str | None]) -> str:
