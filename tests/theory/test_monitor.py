@@ -130,6 +130,17 @@ def test_under_the_sign_rule_the_step_is_as_far_from_the_gradient_as_the_weights
         assert layer.alignment == pytest.approx(layer.cosine, rel=1e-4)
 
 
+def test_training_that_has_blown_up_is_observed_as_it_is():
+    model = network()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=1e30)
+    with TrustMonitor(optimizer, every=1) as monitor:
+        trained(model, optimizer, 4)
+    first, last = monitor.observations[0], monitor.observations[-1]
+    assert first.trust > 1e20
+    assert math.isnan(last.layers["0.weight"].cosine)
+    assert math.isnan(last.bound)
+
+
 def test_layers_are_the_users_choice_and_may_mix_floats_and_codes():
     model = network()
     to_ladder_(model[0], "signed8")

@@ -26,6 +26,7 @@ from torchmadam.theory.sums import (
     matrices,
     ratio,
     squared_length,
+    trust_product,
     width_of,
 )
 from torchmadam.theory.trial import Closure, Trial, trial_of
@@ -126,7 +127,7 @@ def deep_relative_trust(model: nn.Module, step: Mapping[str, Tensor], layers: La
         layer = layers(name, p)
         if layer is not None:
             add(sums[layer], squared_length(step[name]) if name in step else 0.0, squared_length(as_float(p)))
-    return math.expm1(math.fsum(math.log1p(ratio(*parts)) for parts in sums.values()))
+    return trust_product(ratio(*parts) for parts in sums.values())
 
 
 def gradient_breakdown(
@@ -175,7 +176,7 @@ def descent_report(
             broken, size = ratio(changes[layer], theta[1]), ratio(*sizes)
             rows.append(LayerReport(layer, is_layer, angle(*gamma), angle(*theta), size, broken, predicted))
     rows.sort(key=lambda row: not row.is_layer)
-    trust = math.expm1(math.fsum(math.log1p(row.relative_size) for row in rows if row.is_layer))
+    trust = trust_product(row.relative_size for row in rows if row.is_layer)
     return DescentReport(tuple(rows), trust, loss, math.fsum(row.predicted for row in rows), final - loss, bound)
 
 

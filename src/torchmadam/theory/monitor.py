@@ -15,7 +15,7 @@ from torchmadam import groups
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 from torchmadam.theory.bounds import descent_bound
-from torchmadam.theory.sums import Layers, as_float, cosine, matrices, ratio, reach, width_of
+from torchmadam.theory.sums import Layers, as_float, cosine, matrices, ratio, reach, trust_product, width_of
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,13 @@ class Observation:
     @property
     def trust(self) -> float:
         """prod_l (1 + |dW_l| / |W_l|) - 1: the breakdown of gradients that deep relative trust allows for this step."""
-        return math.expm1(math.fsum(math.log1p(layer.relative_size) for layer in self.layers.values()))
+        return trust_product(layer.relative_size for layer in self.layers.values())
 
     @property
     def bound(self) -> float:
         """The largest relative step, equal in all layers, at which the theorem promises descent for these angles."""
-        return descent_bound([layer.cosine for layer in self.layers.values()], len(self.layers))
+        cosines = [layer.cosine for layer in self.layers.values()]
+        return math.nan if any(map(math.isnan, cosines)) else descent_bound(cosines, len(cosines))
 
 
 class Writer(Protocol):

@@ -1,7 +1,7 @@
 """Lengths and angles of layers from sums over their tensors, and how far a rule reaches from each weight."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -77,6 +77,12 @@ def ratio(square: float, other: float) -> float:
     if other == 0:
         return 0.0 if square == 0 else math.inf
     return math.sqrt(square / other)
+
+
+def trust_product(sizes: Iterable[float]) -> float:
+    """prod_l (1 + |dW_l| / |W_l|) - 1, from the relative sizes; infinite where that overflows."""
+    total = math.fsum(math.log1p(size) for size in sizes)
+    return math.inf if total > 709 else math.expm1(total)
 
 
 def cosine(product: float, square: float, other: float) -> float:
