@@ -309,3 +309,19 @@ def test_steps_that_are_not_observed_do_no_work_and_observed_ones_a_few_passes(l
     weights = 64 * 64 + 64 * 3
     assert 0 < watched[0][1] - plain[0][1] < 75 * weights
     assert watched[0][0] - plain[0][0] < 2 * 105  # two layers
+
+
+def test_a_compiled_step_is_observed_and_counted():
+    torch._dynamo.reset()
+    model = network()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    monitor = TrustMonitor(optimizer, every=2)
+    torch.manual_seed(1)
+    model(torch.randn(30, 12)).square().mean().backward()
+    step = torch.compile(optimizer.step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own, while it compiles
+        for _ in range(5):
+            step()
+    assert [seen.step for seen in monitor.observations] == [0, 2, 4]
+    assert monitor.observations[1].layers["0.weight"].relative_size > 0

@@ -124,9 +124,22 @@ class TrustMonitor:
     ) -> None:
         self.remove()
 
+    # The hooks decide, since what they call costs some 20 microseconds even where it has nothing to do. A compiler that
+    # traces a step is kept away from the count, which would be a constant to it.
+
+    def _ahead(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self.steps % self.every == 0:
+            self._keep()
+
+    def _behind(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self._before:
+            self._look()
+        else:
+            self.steps += 1
+
     @_disable_dynamo
     @torch.no_grad()
-    def _ahead(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _keep(self) -> None:
         self._before.clear()
         if self.steps % self.every:
             return
@@ -141,7 +154,7 @@ class TrustMonitor:
 
     @_disable_dynamo
     @torch.no_grad()
-    def _behind(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _look(self) -> None:
         before, self._before = self._before, {}
         step, self.steps = self.steps, self.steps + 1
         if not before:
