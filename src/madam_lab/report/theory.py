@@ -89,7 +89,7 @@ def breakdown_table(results: Results) -> Table:
             shown = ["" if cell is None else f"{_median(cell, _share):.2g}" for cell in cells]
             rows.append((title, f"{depth}", *shown))
     note = f"Breakdown of the worst layer / what the product allows, at steps of {_AT:g}; above 1 the assumption fails."
-    return Table("Deep relative trust", note, ("network", "layers", *DIRECTIONS), rows)
+    return Table("Deep relative trust", note, ("network", "layers", *DIRECTIONS), rows, rows)
 
 
 # ---- the largest lr that helps
@@ -142,7 +142,7 @@ def largest_table(results: Results) -> Table:
         "Largest lr that decreased the loss in one step / bound, medians; in brackets, where it is not all of them, in "
         "how many networks the loss fell up to the bound, as promised."
     )
-    return Table("The largest lr that helps", note, ("network", "layers", *RULES), rows)
+    return Table("The largest lr that helps", note, ("network", "layers", *RULES), rows, rows)
 
 
 # ---- what a monitor saw
@@ -223,7 +223,7 @@ def trust_table(results: Results) -> Table:
         rows.append((name, *cells, f"{statistics.median(sizes):.2g}", f"{100 * flips:.2g} %", codes))
     note = "cos gamma of the median layer at the first look, over the run and at the last; of any layer at any look."
     head = ("run", "first", "median", "last", "least", "step / lr", "flips a step", "codes that move")
-    return Table("Angles during training", note, head, rows)
+    return Table("Angles during training", note, head, rows, rows)
 
 
 def watched_runs(results: Results) -> list[str]:
