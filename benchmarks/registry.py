@@ -1,5 +1,6 @@
 """What is timed: our steps and the peers'. One entry each; a peer that is not installed shows as missing."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +89,8 @@ def _madam(params: list[nn.Parameter], device: torch.device, **arguments: Any) -
     return Madam(params, lr, **arguments).step
 
 
-def _stochastic(params: list[nn.Parameter], device: torch.device) -> Step:
-    return _madam(params, device, rounding="stochastic")
+def _stochastic(params: list[nn.Parameter], device: torch.device, **arguments: Any) -> Step:
+    return _madam(params, device, rounding="stochastic", **arguments)
 
 
 def _plain_rule(params: list[nn.Parameter], device: torch.device) -> Step:
@@ -101,8 +102,9 @@ def _plain_rule(params: list[nn.Parameter], device: torch.device) -> Step:
     bad = [torch.zeros((), dtype=torch.int64, device=device) for _ in params]
     streams, crossings = list(range(len(params))), [0.0] * len(params)
     return lambda: update.madam_(
-        weights, [p.grad for p in params], moments, steps, scales, bad, streams=streams, crossings=crossings, lr=0.01,
-        beta=0.999, max_step=8.0, bound=3.0, weight_decay=0.0, bias_correction=True, rounding=None, maximize=False,
+        weights, [p.grad for p in params], moments, [], steps, scales, bad, streams=streams, crossings=crossings,
+        lr=0.01, beta=0.999, max_step=8.0, bound=3.0, weight_decay=0.0, bias_correction=True, rounding=None,
+        maximize=False,
     )  # fmt: skip
 
 
@@ -133,13 +135,15 @@ def _torchao(params: list[nn.Parameter], device: torch.device, name: str) -> Ste
     return getattr(optim, name)(params, lr=1e-4, bf16_stochastic_round=True).step  # type: ignore[no-any-return]
 
 
-def _coded(name: str, preset: str, weights: torch.dtype = torch.bfloat16) -> Entry:
+def _coded(name: str, preset: str, weights: torch.dtype = torch.bfloat16, moment: str = "float32") -> Entry:
     ladder = LadderFormat.preset(preset)
     stored = ladder.stored_bits / 8
     # Codes are read and written, but for the signs of the paper's ladder, which are only read; the gradient is read,
     # the second moment is read and written.
     codes = 2 * stored if ladder.is_signed else 2 * stored - 1 / 8
-    return Entry(name, _stochastic, weights, ladder, codes + weights.itemsize + 8, capturable=True, ours=True)
+    held = 8 if moment == "float32" else 2 * (1 + 1 / 128)
+    make = functools.partial(_stochastic, second_moment=moment)
+    return Entry(name, make, weights, ladder, codes + weights.itemsize + held, capturable=True, ours=True)
 
 
 ENTRIES = [
@@ -157,6 +161,16 @@ ENTRIES = [
     _coded("Madam 8-bit", "paper8"),
     _coded("Madam signed 8-bit", "signed8"),
     _coded("Madam signed 12-bit", "signed12"),
+    Entry(
+        "Madam float32, 8-bit moment",
+        functools.partial(_madam, second_moment="8bit"),
+        traffic=14 + 1 / 64,
+        capturable=True,
+        ours=True,
+    ),
+    _coded("Madam 12-bit, 8-bit moment", "paper12", moment="8bit"),
+    _coded("Madam 8-bit, 8-bit moment", "paper8", moment="8bit"),
+    _coded("Madam signed 8-bit, 8-bit moment", "signed8", moment="8bit"),
     # Last, because they compile for minutes.
     Entry("torchao AdamW8bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW8bit"), torch.bfloat16, devices=("cuda",)),
     Entry("torchao AdamW4bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW4bit"), torch.bfloat16, devices=("cuda",)),

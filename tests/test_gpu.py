@@ -155,14 +155,15 @@ def coded_net(ladder):
 @pytest.mark.parametrize("ladder", ["paper12", "paper10", "paper8", "signed8", "signed12", "synapse"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("last", [False, True])
-def test_codes_on_the_gpu_are_exactly_those_of_the_cpu_given_equal_gradients(ladder, rounding, last):
+@pytest.mark.parametrize("moment", ["float32", "8bit"])
+def test_codes_on_the_gpu_are_exactly_those_of_the_cpu_given_equal_gradients(ladder, rounding, last, moment):
     here = coded_net(ladder)
     there = copy.deepcopy(here).cuda()
     if last:
         here.to(memory_format=torch.channels_last)
         there.to(memory_format=torch.channels_last)
     lr = 2.5 * next(here.parameters()).coding.format.spacing
-    optimizers = [Madam(m.parameters(), lr=lr, rounding=rounding) for m in (here, there)]
+    optimizers = [Madam(m.parameters(), lr=lr, rounding=rounding, second_moment=moment) for m in (here, there)]
     for t in range(5):
         put_gradients(list(here.parameters()), t)
         put_gradients(list(there.parameters()), t)
@@ -170,6 +171,8 @@ def test_codes_on_the_gpu_are_exactly_those_of_the_cpu_given_equal_gradients(lad
             optimizer.step()
         for p, q in zip(here.parameters(), there.parameters(), strict=True):
             assert torch.equal(p.codes(), q.codes().cpu())
+            states = [optimizer.state[w] for optimizer, w in zip(optimizers, (p, q), strict=True)]
+            assert torch.equal(states[0]["second_moment"], states[1]["second_moment"].cpu())
 
 
 @pytest.mark.parametrize("ladder", ["paper12", "signed8"])

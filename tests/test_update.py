@@ -43,6 +43,7 @@ class Slot:
             [self.w],
             [grad],
             self.moments,
+            [],
             [self.step],
             [self.scale],
             [self.nonfinite],

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchmadam.messages import describe, warn
 
-SECOND_MOMENTS = ("float32", "none")
+SECOND_MOMENTS = ("float32", "8bit", "none")
 ROUNDINGS = (None, "nearest", "stochastic")
 
 # What schedulers and layer-wise decay put into a group beside the optimiser's own arguments.

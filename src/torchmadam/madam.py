@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from torchmadam import groups, noise
+from torchmadam import groups, held, noise
 from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.ladder.watch import Watch
@@ -37,7 +37,8 @@ class Madam(Optimizer):
             as :func:`torchmadam.scales_of` gives sets it by name, when the parameters come with names.
         zero_scale: sigma of tensors that are all zeros (biases, mostly). They follow the rule with crossing 1, since
             nothing multiplied by zero moves. 0 leaves them at zero.
-        second_moment: "float32"; or "none" for u = sign g, the rule of the paper's theorem, with no state per weight.
+        second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
+            quarter; or "none" for u = sign g, the rule of the paper's theorem, with no state per weight.
         bias_correction: divide the second moment by 1 - beta^t. The paper's text has none; its experiments did.
         rounding: of bfloat16 and float16 parameters: None or "stochastic"; or "nearest", under which relative steps
             below 0.4 % (bfloat16) or 0.05 % (float16) round away, so that training stops when lr decays.
@@ -64,7 +65,7 @@ class Madam(Optimizer):
         crossing: float = 0.0,
         scale: float | Mapping[str, float] | None = None,
         zero_scale: float = 0.01,
-        second_moment: Literal["float32", "none"] = "float32",
+        second_moment: Literal["float32", "8bit", "none"] = "float32",
         bias_correction: bool = True,
         rounding: Literal["nearest", "stochastic"] | None = None,
         seed: int = 0,
@@ -144,18 +145,20 @@ class Madam(Optimizer):
         params: list[Tensor] = []
         grads: list[Tensor] = []
         moments: list[Tensor] = []
+        exponents: list[Tensor] = []
         steps: list[Tensor] = []
         scales: list[Tensor] = []
         nonfinite: list[Tensor] = []
         streams: list[int] = []
         crossings: list[float] = []
-        self._init_group(group, params, grads, moments, steps, scales, nonfinite, streams, crossings)
+        self._init_group(group, params, grads, moments, exponents, steps, scales, nonfinite, streams, crossings)
         if not params:
             return launches
         own = ops.float_step_(
             [groups.as_real(p) for p in params],
             [groups.as_real(g) for g in grads],
             moments,
+            exponents,
             steps,
             scales,
             nonfinite,
@@ -176,7 +179,8 @@ class Madam(Optimizer):
             [p.planes for p in params],
             [p.coding for p in params],
             [p.grad for p in params],
-            [_laid_out(state, p) for state, p in zip(states, params, strict=True) if group["second_moment"] != "none"],
+            [state["second_moment"] for state in states if group["second_moment"] != "none"],
+            [state["exponents"] for state in states if group["second_moment"] == "8bit"],
             [state["step"] for state in states],
             [state["nonfinite"] for state in states],
             streams=[noise.stream(group["seed"], state["index"]) for state in states],
@@ -198,6 +202,7 @@ class Madam(Optimizer):
         params: list[Tensor],
         grads: list[Tensor],
         moments: list[Tensor],
+        exponents: list[Tensor],
         steps: list[Tensor],
         scales: list[Tensor],
         nonfinite: list[Tensor],
@@ -213,7 +218,9 @@ class Madam(Optimizer):
             params.append(p)
             grads.append(p.grad)
             if group["second_moment"] != "none":
-                moments.append(_laid_out(state, groups.as_real(p)))
+                moments.append(state["second_moment"])
+            if group["second_moment"] == "8bit":
+                exponents.append(state["exponents"])
             steps.append(state["step"])
             scales.append(state["scale"])
             nonfinite.append(state["nonfinite"])
@@ -238,9 +245,8 @@ class Madam(Optimizer):
         if fresh:
             self._init_state(group, [name for name, _ in fresh], [p for _, p in fresh], coded=coded)
         for _, p in ready:
-            if group["second_moment"] != "none" and "second_moment" not in self.state[p]:
-                self.state[p]["second_moment"] = torch.zeros_like(groups.as_real(p), dtype=torch.float32)
-                self.state[p]["step"].zero_()  # which is how many gradients the moment has seen
+            state = self.state[p]
+            held.prepare(state, p, group["second_moment"], noise.stream(group["seed"], state["index"]))
         return ready
 
     def _init_state(self, group: dict[str, Any], names: list[str | None], params: list[Any], *, coded: bool) -> None:
@@ -300,22 +306,7 @@ class Madam(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-        for p, held in self.state.items():
-            for name, value in held.items():
+        for p, own in self.state.items():
+            for name, value in own.items():
                 if isinstance(value, Exact):
-                    held[name] = value.on(p.device)
-
-
-def _laid_out(state: dict[str, Any], p: Tensor) -> Tensor:
-    """The second moment in its parameter's memory order, which ``model.to(memory_format=...)`` may have changed."""
-    held: Tensor = state["second_moment"]
-    if held.stride() != p.stride():
-        # A parameter that is a slice of something has gaps, which its moment has not.
-        wanted = torch.empty_strided(p.shape, p.stride(), dtype=held.dtype, device="meta")
-        strides = torch.empty_like(wanted).stride()
-        if held.stride() != strides:
-            state["second_moment"] = torch.empty_strided(p.shape, strides, dtype=held.dtype, device=held.device).copy_(
-                held
-            )
-    moment: Tensor = state["second_moment"]
-    return moment
+                    own[name] = value.on(p.device)

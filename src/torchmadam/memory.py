@@ -60,9 +60,9 @@ def memory(model: nn.Module, optimizer: Optimizer | None = None) -> Memory:
     params = {id(p): p for p in model.parameters()}
     coded = [p for p in params.values() if isinstance(p, LadderTensor)]
     state = [
-        (p, value)
+        (value, name == "exponents" or (value.numel() >= p.numel() and value.dim() == p.dim() > 0))
         for p, held in (optimizer.state.items() if optimizer is not None else ())
-        for value in held.values()
+        for name, value in held.items()
         if isinstance(value, Tensor)
     ]
     return Memory(
@@ -70,8 +70,8 @@ def memory(model: nn.Module, optimizer: Optimizer | None = None) -> Memory:
         floats=_bytes(p for p in params.values() if not isinstance(p, LadderTensor)),
         codes=_bytes(plane for p in coded for plane in p.planes),
         scales=_bytes(p.limit for p in coded),
-        moments=_bytes(value for p, value in state if value.numel() >= p.numel() and value.dim() == p.dim() > 0),
-        counters=_bytes(value for p, value in state if not (value.numel() >= p.numel() and value.dim() == p.dim() > 0)),
+        moments=_bytes(value for value, is_moment in state if is_moment),
+        counters=_bytes(value for value, is_moment in state if not is_moment),
         gradients=_bytes(p.grad for p in params.values() if p.grad is not None),
         buffers=_bytes(model.buffers()),
     )

@@ -5,16 +5,18 @@ import math
 import torch
 from torch import Tensor
 
+LARGEST = 2.0**126  # of a square: an 8-bit moment may be rounded up from there
+
 
 def usable(square: Tensor) -> Tensor | None:
-    """Where the square of a float32 gradient is finite; None: everywhere.
+    """Where the square of a float32 gradient is finite, with room above it; None: everywhere.
 
     Elsewhere one step would poison the second moment for good. A mask costs as much as five multiplications, and is
     rarely needed, so a CPU, which can know that without waiting, first looks at the sum.
     """
-    if square.is_cpu and not torch.compiler.is_compiling() and float(square.sum()) < math.inf:
+    if square.is_cpu and not torch.compiler.is_compiling() and float(square.sum()) <= LARGEST:
         return None
-    return square < math.inf
+    return square <= LARGEST
 
 
 def fold_(moment: Tensor, square: Tensor, where: Tensor | None, *, beta: float) -> None:

@@ -76,6 +76,11 @@ def memory_order(tensor: Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
 
 
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """A flat view of a dense tensor, as it lies in memory."""
+    return tensor.permute(memory_order(tensor)).view(-1)
+
+
 def _shift_right(x: Tensor, by: int, width: int) -> Tensor:
     """A logical shift of signed integers ``width`` bits wide; torch's ``>>`` copies the sign bit."""
     return (x >> by) & ((1 << (width - by)) - 1)

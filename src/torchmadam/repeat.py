@@ -87,6 +87,10 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
             if moment is None:
                 return None
             add(moment.data_ptr())
+            add(moment.dtype)
+            exponents = held.get("exponents")
+            add(id(exponents))
+            named.append(exponents)
         step, bad = held["step"], held["nonfinite"]
         if isinstance(p, LadderTensor):  # whose layout says all about its shape
             planes, coding = p.planes, p.coding

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchmadam import moment, noise
+from torchmadam import moment, moment8, noise
 from torchmadam.ladder.layout import CodeLayout
 
 # exp(80) = 5.5e34 is finite in float32, with room for a weight in front of it.
 _MAX_LOG_STEP = 80.0
 # Weights that a CPU's core steps at a time. A step is some thirty operations, each a pass over memory: of so few
-# weights, what one operation leaves is still in the cache for the next. Fewer, and calling them takes the time.
+# weights, what one operation leaves is still in the cache for the next. Fewer, and calling them takes the time. Whole
+# groups of an 8-bit moment.
 _CHUNK = 2**16
 
 
@@ -53,6 +54,7 @@ def madam_(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     moments: Sequence[Tensor],
+    exponents: Sequence[Tensor],
     steps: Sequence[Tensor],
     scales: Sequence[Tensor],
     nonfinite: Sequence[Tensor],
@@ -70,7 +72,8 @@ def madam_(
 ) -> None:
     """Step real float tensors of any dtype, shape, stride and device in place.
 
-    ``moments`` (float32, like the parameters) may be empty: then u = sign g, the rule of the paper's theory section.
+    ``moments`` (like the parameters, float32; or codes of :mod:`moment8`, which come with ``exponents``) may be empty:
+    then u = sign g, the rule of the paper's theory section.
     ``steps``, ``scales`` (sigma, the RMS at the first step) and ``nonfinite`` are 0-d tensors, one a parameter, on its
     device; ``streams`` and ``crossings`` are numbers, one a parameter.
     """
@@ -86,9 +89,14 @@ def madam_(
             factor = torch.exp(torch.full((), -weight_decay, dtype=torch.float64, device=param.device) * lr)
         correction = moment.correction(steps[i], beta=beta) if bias_correction else None
 
+        phase = moment8.phase(streams[i], steps[i]) if exponents else None
+
         for first, w, grad, second_moment in _pieces(param, grads[i], moments[i] if moments else None):
+            held: Tensor | moment8.Piece | None = second_moment
+            if second_moment is not None and phase is not None:
+                held = moment8.Piece(second_moment, exponents[i][first // moment8.GROUP :], phase, first)
             u, usable = direction_(
-                grad, second_moment, correction, nonfinite[i], beta=beta, max_step=max_step, maximize=maximize
+                grad, held, correction, nonfinite[i], beta=beta, max_step=max_step, maximize=maximize
             )
             old = w.float() if narrow else w
             new = moved(old, u.to(old.dtype).mul_(lr).clamp_(-_MAX_LOG_STEP, _MAX_LOG_STEP), width)
@@ -125,6 +133,7 @@ def madam_coded_(
     codings: Sequence[CodeLayout],
     grads: Sequence[Tensor],
     moments: Sequence[Tensor],
+    exponents: Sequence[Tensor],
     steps: Sequence[Tensor],
     nonfinite: Sequence[Tensor],
     *,
@@ -148,14 +157,20 @@ def madam_coded_(
         stochastic = (rounding or ladder.default_rounding) == "stochastic"
         correction = moment.correction(steps[i], beta=beta) if bias_correction else None
         gradient = coding.matrix(grads[i])
-        held = coding.matrix(moments[i]) if moments else None
+        second_moment = coding.matrix(moments[i]) if moments else None
+        phase = moment8.phase(streams[i], steps[i]) if exponents else None
 
-        each = max(1, _span(gradient) // max(1, coding.columns))
+        # In sixteens: so many rows are whole groups of an 8-bit moment.
+        each = max(1, _span(gradient) // max(1, 16 * coding.columns)) * 16
         for first in range(0, coding.rows, each):
             rows = slice(first, first + each)
+            held: Tensor | moment8.Piece | None = None if second_moment is None else second_moment[rows]
+            if isinstance(held, Tensor) and phase is not None:
+                own = exponents[i][moment8.count_groups((first, coding.columns)) :]
+                held = moment8.Piece(held, own, phase, first * coding.columns, is_matrix=True)
             u, usable = direction_(
                 gradient[rows],
-                None if held is None else held[rows],
+                held,
                 correction,
                 nonfinite[i],
                 beta=beta,
@@ -163,19 +178,19 @@ def madam_coded_(
                 maximize=maximize,
             )
             bits = noise.random_bits(u.shape, streams[i], steps[i], first * coding.columns) if stochastic else None
-            own = [plane[rows] for plane in planes[i]]
-            old = coding.unpack(own, first)
+            own_planes = [plane[rows] for plane in planes[i]]
+            old = coding.unpack(own_planes, first)
             codes = ladder.climbed(old, u, rate, rate * weight_decay, bits)
             if usable is not None:
                 codes = torch.where(usable, codes, old)
             # The plane of signs comes last, and signs are frozen.
-            for plane, new in zip(own, coding.pack_k(codes), strict=False):
+            for plane, new in zip(own_planes, coding.pack_k(codes), strict=False):
                 plane.copy_(new)
 
 
 def direction_(
     grad: Tensor,
-    second_moment: Tensor | None,
+    second_moment: Tensor | moment8.Piece | None,
     correction: Tensor | None,
     nonfinite: Tensor,
     *,
@@ -195,8 +210,11 @@ def direction_(
         nonfinite.add_((~usable).sum())
     if second_moment is None:
         return torch.sign(grad), usable
-    moment.fold_(second_moment, square, usable, beta=beta)
-    return moment.normalised(grad, second_moment, correction, max_step=max_step), usable
+    value = second_moment.decoded() if isinstance(second_moment, moment8.Piece) else second_moment
+    moment.fold_(value, square, usable, beta=beta)
+    if isinstance(second_moment, moment8.Piece):
+        second_moment.encode_(value)
+    return moment.normalised(grad, value, correction, max_step=max_step), usable
 
 
 def _pieces(

@@ -1,11 +1,12 @@
 """Triton kernels against the references: codes and moments exactly, floats to the last few bits."""
 
 import itertools
+import math
 
 import pytest
 import torch
 
-from torchmadam import LadderFormat, noise, update
+from torchmadam import LadderFormat, moment8, noise, update
 from torchmadam.kernels import launch
 from torchmadam.ladder.layout import CodeLayout
 
@@ -33,16 +34,21 @@ def gradients(t, dtype=torch.float32):
 class State:
     """What a step changes, besides the weights."""
 
-    def __init__(self, device, moment=True):
-        self.moments = [torch.zeros(s, device=device) for s in SHAPES] if moment else []
+    def __init__(self, device, moment=True, grouped=None):
+        dtype = torch.uint8 if moment == "8bit" else torch.float32
+        self.moments = [torch.zeros(s, dtype=dtype, device=device) for s in SHAPES] if moment else []
+        self.exponents = []
+        if moment == "8bit":
+            counts = [moment8.count_groups(grouped(s)) for s in SHAPES]
+            self.exponents = [torch.zeros(n, dtype=torch.uint8, device=device) for n in counts]
         self.steps = [torch.full((), float(i % 3), device=device) for i in range(len(SHAPES))]
         self.nonfinite = [torch.zeros((), dtype=torch.int64, device=device) for _ in SHAPES]
 
     def arguments(self):
-        return self.moments, self.steps
+        return self.moments, self.exponents, self.steps
 
     def assert_equals(self, other):
-        for name in ("moments", "steps", "nonfinite"):
+        for name in ("moments", "exponents", "steps", "nonfinite"):
             for i, (a, b) in enumerate(zip(getattr(self, name), getattr(other, name), strict=True)):
                 assert torch.equal(a.cpu(), b.cpu()), (name, SHAPES[i])
 
@@ -68,6 +74,8 @@ STREAMS = [noise.stream(7, i) for i in range(len(SHAPES))]
         {"grad": torch.float16},
         {"tensor": True, "weight_decay": 0.3},
         {"beta": 0.0},
+        {"moment": "8bit"},
+        {"moment": "8bit", "grad": torch.bfloat16, "bias_correction": False},
     ],
     ids=str,
 )
@@ -85,7 +93,7 @@ def test_float_steps_agree_with_the_reference(dtype, changes, device):
         weights[3].view(-1)[:4] = 0.0
     scales = [w.float().square().mean().sqrt() if w.numel() else torch.zeros(()) for w in weights]
     theirs, ours = [w.clone() for w in weights], [w.clone().to(device) for w in weights]
-    reference, state = State("cpu", moment), State(device, moment)
+    reference, state = (State(d, moment, lambda shape: (math.prod(shape),)) for d in ("cpu", device))
     lr = rule.pop("lr")
     for t in range(3):
         grads = gradients(t, grad_dtype)
@@ -117,7 +125,7 @@ def test_float_steps_take_any_dense_memory_order(device):
     moments = [torch.zeros(shape, device=device), torch.zeros_like(last)]
     for p, v in zip((plain, last), moments, strict=True):
         launch.float_step(
-            [p], [g.to(device)], [v], [torch.zeros((), device=device)], [torch.ones((), device=device)],
+            [p], [g.to(device)], [v], [], [torch.zeros((), device=device)], [torch.ones((), device=device)],
             [torch.zeros((), dtype=torch.int64, device=device)], streams=[1], crossings=[0.0], **rule,
         )  # fmt: skip
     assert torch.equal(plain, last)
@@ -162,6 +170,9 @@ CASES = [
     ("paper12", "plane", "nearest", {"weight_decay": 0.5}),
     ("signed8", "plane", "stochastic", {"tensor": True}),
     ("paper12", "plane", "nearest", {"tensor": True}),
+    ("paper12", "plane", "stochastic", {"moment": "8bit", "grad": torch.bfloat16}),
+    ("signed8", "plane", "stochastic", {"moment": "8bit"}),
+    ("paper10", "seed", "nearest", {"moment": "8bit"}),
 ]
 
 
@@ -179,7 +190,8 @@ def test_coded_steps_give_exactly_the_codes_of_the_reference(name, signs, roundi
     ladder = LADDERS[name]
     codings, theirs = coded(ladder, signs, "cpu")
     _, ours = coded(ladder, signs, device)
-    reference, state = State("cpu", moment), State(device, moment)
+    shapes = {coding.shape: (coding.rows, coding.columns) for coding in codings}
+    reference, state = (State(d, moment, lambda shape: shapes[shape]) for d in ("cpu", device))
     for t in range(3):
         grads = gradients(t, grad_dtype)
         update.madam_coded_(
@@ -233,7 +245,7 @@ def test_what_lies_beside_a_tensor_is_not_touched(device):
     moment_memory = torch.full((81 + 32,), 7.0, device=device)
     moment = moment_memory[16 : 16 + 81].view(3, 27)
     launch.coded_step(
-        [planes], [coding], [draw((3, 27), 0).to(device)], [moment], [torch.zeros((), device=device)],
+        [planes], [coding], [draw((3, 27), 0).to(device)], [moment], [], [torch.zeros((), device=device)],
         [torch.zeros((), dtype=torch.int64, device=device)], streams=[1], rounding="stochastic", **RULE,
     )  # fmt: skip
     for memory in cuts:

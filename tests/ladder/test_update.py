@@ -254,7 +254,7 @@ def test_12_bit_and_signed_8_bit_networks_learn_digits_as_float32_does():
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("second_moment", ["float32", "none"])
+@pytest.mark.parametrize("second_moment", ["float32", "8bit", "none"])
 @pytest.mark.parametrize(
     ("ladder", "seed"), [("paper12", None), ("paper12", 5), ("paper10", None), ("signed8", None), ("synapse", None)]
 )

@@ -34,7 +34,7 @@ def random_bits(position, low, high):
 def moment_of(grad, moment, beta, fresh, MOMENT: tl.constexpr):
     """The new second moment, and where the gradient was usable (update.direction_). ``fresh`` is 1 - beta."""
     square = grad * grad
-    usable = square <= 3.4028234663852886e38  # false for infinity and NaN
+    usable = square <= 8.507059173023462e37  # moment.LARGEST; false for infinity and NaN
     if MOMENT:
         moment = tl.where(usable, moment * beta + square * fresh, moment)
     return moment, usable

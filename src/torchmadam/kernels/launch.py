@@ -63,24 +63,24 @@ class Launches:
 
 
 def float_step(
-    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], steps: Sequence[Tensor],
-    scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int], crossings: Sequence[float],
-    lr: float | Tensor, beta: float, max_step: float, bound: float | None, weight_decay: float, bias_correction: bool,
-    rounding: str | None, maximize: bool,
+    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor],
+    steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
+    crossings: Sequence[float], lr: float | Tensor, beta: float, max_step: float, bound: float | None,
+    weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool,
 ) -> Launches | None:  # fmt: skip
     """update.madam_ in one launch; all parameters of one dtype on one device, and all gradients of one dtype.
 
     Returns the launches, for another step on the same tensors; None if gradients had to be copied for this one.
     """
     laid_out = [_laid_out_like(grad, param) for grad, param in zip(grads, params, strict=True)]
-    held = moments or steps  # without second moments the address is not used
+    held = moments or steps  # without second moments, or exponents, the address is not used
     rows = [
         [
             param.data_ptr(), grad.data_ptr(), moment.data_ptr(), step.data_ptr(), bad.data_ptr(), param.numel(),
-            stream, scale.data_ptr(), _float_bits(crossing),
+            stream, scale.data_ptr(), _float_bits(crossing), exponent.data_ptr(),
         ]
-        for param, grad, moment, step, bad, stream, scale, crossing in zip(
-            params, laid_out, held, steps, nonfinite, streams, scales, crossings, strict=True
+        for param, grad, moment, exponent, step, bad, stream, scale, crossing in zip(
+            params, laid_out, held, exponents or steps, steps, nonfinite, streams, scales, crossings, strict=True
         )
     ]  # fmt: skip
     device, dtype = params[0].device, params[0].dtype
@@ -94,8 +94,9 @@ def float_step(
             "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
             "lr": 0.0, "beta": beta, "fresh": 1 - beta, "max_step": max_step, "bound": bound or 0.0,
             "decay": weight_decay, "least": _LEAST[dtype], "most": torch.finfo(dtype).max, "P": _TYPES[dtype],
-            "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments), "CORRECT": bias_correction and beta > 0,
-            "BOUNDED": bound is not None, "DECAYS": weight_decay != 0, "MAXIMIZE": maximize, "LOST": _LOST[dtype],
+            "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents),
+            "CORRECT": bias_correction and beta > 0, "BOUNDED": bound is not None, "DECAYS": weight_decay != 0,
+            "MAXIMIZE": maximize, "LOST": _LOST[dtype],
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
             "INDEX": _index_type(max(p.numel() for p in params)), "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK,
@@ -110,9 +111,9 @@ def float_step(
 
 def coded_step(
     planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
-    moments: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
-    lr: float | Tensor, beta: float, max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None,
-    maximize: bool,
+    moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
+    streams: Sequence[int], lr: float | Tensor, beta: float, max_step: float, weight_decay: float,
+    bias_correction: bool, rounding: str | None, maximize: bool,
 ) -> Launches | None:  # fmt: skip
     """update.madam_coded_ in one launch, or two if some matrices have rows that end within a byte.
 
@@ -129,8 +130,9 @@ def coded_step(
         k_planes = own[:-1] if in_plane else own
         rows.append(
             [
-                0, laid_out[i].data_ptr(), held[i].data_ptr(), steps[i].data_ptr(), nonfinite[i].data_ptr(), 0,
-                streams[i], coding.rows, coding.columns, own[-1].data_ptr() if in_plane else coding.sign_key,
+                0, laid_out[i].data_ptr(), held[i].data_ptr(), steps[i].data_ptr(), nonfinite[i].data_ptr(),
+                exponents[i].data_ptr() if exponents else 0, streams[i], coding.rows, coding.columns,
+                own[-1].data_ptr() if in_plane else coding.sign_key,
                 *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)),
             ]
         )  # fmt: skip
@@ -153,8 +155,9 @@ def coded_step(
                 "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
                 "lr": 0.0, "spacing": ladder.spacing, "middle": float(ladder.top), "beta": beta, "fresh": 1 - beta,
                 "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
-                "HAS_MOMENT": bool(moments), "CORRECT": bias_correction and beta > 0, "DECAYS": weight_decay != 0,
-                "MAXIMIZE": maximize, "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
+                "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents), "CORRECT": bias_correction and beta > 0,
+                "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
+                "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "LANES": _lanes(codings[0], flat), "ALIGNED": _aligned(rows[kind], wide),
                 "INDEX": _index_type(max(coding.numel for coding in codings)), "FIELDS": tables.CODED_COLUMNS,
@@ -281,7 +284,7 @@ def _table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]
     """The rows on the device, and room for the clock's notes on them."""
 
     def make() -> tuple[Tensor, Tensor]:
-        notes = torch.empty(4 * len(rows), dtype=torch.int32, device=device)
+        notes = torch.empty(tables.CLOCK * len(rows), dtype=torch.int32, device=device)
         return _sent(torch.tensor(rows, dtype=torch.int64), device), notes
 
     table, notes = _cached(tuple(tuple(row) for row in rows), device, make)

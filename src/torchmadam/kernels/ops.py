@@ -30,13 +30,14 @@ _LIBRARY.define(
     f"SymInt first_row, ScalarType dtype) -> Tensor"
 )
 _LIBRARY.define(
-    "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] steps, Tensor[] scales, "
-    f"Tensor(d!)[] nonfinite, int[] streams, float[] crossings, float? bound, {_RULE}) -> ()"
+    "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, "
+    "Tensor(d!)[] steps, Tensor[] scales, Tensor(e!)[] nonfinite, int[] streams, float[] crossings, float? bound, "
+    f"{_RULE}) -> ()"
 )
 _LIBRARY.define(
     f"coded_step_(Tensor(a!)[] planes, {_LADDER}, str signs, int[] sign_keys, int[] dims, int[] shapes, int[] orders, "
-    "Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] steps, Tensor(d!)[] nonfinite, int[] streams, "
-    f"{_RULE}) -> ()"
+    "Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, Tensor(d!)[] steps, Tensor(e!)[] nonfinite, "
+    f"int[] streams, {_RULE}) -> ()"
 )
 
 
@@ -102,9 +103,9 @@ def _decode_shape(
 
 
 def float_step_(
-    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], steps: Sequence[Tensor],
-    scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int], crossings: Sequence[float],
-    bound: float | None, lr: float | Tensor, **rule: Any,
+    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor],
+    steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
+    crossings: Sequence[float], bound: float | None, lr: float | Tensor, **rule: Any,
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors.
 
@@ -112,28 +113,28 @@ def float_step_(
     """
     if torch.compiler.is_compiling():  # plain operations, which the compiler can fuse
         update.madam_(
-            params, grads, moments, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound, lr=lr,
-            **rule,
+            params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings,
+            bound=bound, lr=lr, **rule,
         )  # fmt: skip
         return None
     _MADE.launches = []
     keys = [(p.device, p.dtype, g.dtype) for p, g in zip(params, grads, strict=True)]
     for pick in _alike(keys):
         torch.ops.torchmadam.float_step_(
-            pick(params), pick(grads), pick(moments), pick(steps), pick(scales), pick(nonfinite), pick(streams),
-            pick(crossings), bound, *_lr_of(lr), *_rule_of(rule),
+            pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
+            pick(streams), pick(crossings), bound, *_lr_of(lr), *_rule_of(rule),
         )  # fmt: skip
     return _MADE.take()
 
 
 def _float_step_reference(
-    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], steps: list[Tensor], scales: list[Tensor],
-    nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None, lr_tensor: Tensor | None,
-    lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None,
-    maximize: bool,
+    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
+    scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
+    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
+    rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
     update.madam_(
-        params, grads, moments, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound,
+        params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound,
         lr=lr if lr_tensor is None else lr_tensor, beta=beta, max_step=max_step, weight_decay=weight_decay,
         bias_correction=bias_correction, rounding=rounding, maximize=maximize,
     )  # fmt: skip
@@ -141,10 +142,10 @@ def _float_step_reference(
 
 
 def _float_step_cuda(
-    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], steps: list[Tensor], scales: list[Tensor],
-    nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None, lr_tensor: Tensor | None,
-    lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None,
-    maximize: bool,
+    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
+    scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
+    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
+    rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
     rule: dict[str, Any] = {
         "lr": _lr_for_kernels(lr_tensor, lr), "beta": beta, "max_step": max_step, "bound": bound,
@@ -156,8 +157,8 @@ def _float_step_cuda(
     for pick in _alike(keys):
         step = _launch().float_step if pick(keys)[0] else update.madam_
         launches = step(
-            pick(params), pick(grads), pick(moments), pick(steps), pick(scales), pick(nonfinite), streams=pick(streams),
-            crossings=pick(crossings), **rule,
+            pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
+            streams=pick(streams), crossings=pick(crossings), **rule,
         )  # fmt: skip
         _MADE.note(launches)
 
@@ -167,8 +168,8 @@ def _float_step_cuda(
 
 def coded_step_(
     planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
-    moments: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
-    lr: float | Tensor, **rule: Any,
+    moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
+    streams: Sequence[int], lr: float | Tensor, **rule: Any,
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_coded_`, once for every device, ladder, kind of signs and dtype of gradients.
 
@@ -182,16 +183,16 @@ def coded_step_(
         torch.ops.torchmadam.coded_step_(
             list(chain.from_iterable(pick(planes))), ladder.levels, ladder.spacing, ladder.crossing, own[0].signs,
             [c.sign_key for c in own], [len(c.shape) for c in own], list(chain.from_iterable(c.shape for c in own)),
-            list(chain.from_iterable(c.order for c in own)), pick(grads), pick(moments), pick(steps), pick(nonfinite),
-            pick(streams), *_lr_of(lr), *_rule_of(rule),
+            list(chain.from_iterable(c.order for c in own)), pick(grads), pick(moments), pick(exponents), pick(steps),
+            pick(nonfinite), pick(streams), *_lr_of(lr), *_rule_of(rule),
         )  # fmt: skip
     return _MADE.take()
 
 
 def _coded_step(kernel: bool, *arguments: Any) -> None:
     (
-        planes, levels, spacing, crossing, signs, sign_keys, dims, shapes, orders, grads, moments, steps, nonfinite,
-        streams, lr_tensor, lr, beta, max_step, weight_decay, bias_correction, rounding, maximize,
+        planes, levels, spacing, crossing, signs, sign_keys, dims, shapes, orders, grads, moments, exponents, steps,
+        nonfinite, streams, lr_tensor, lr, beta, max_step, weight_decay, bias_correction, rounding, maximize,
     ) = arguments  # fmt: skip
     codings, at = [], 0
     for count, key in zip(dims, sign_keys, strict=True):
@@ -202,7 +203,7 @@ def _coded_step(kernel: bool, *arguments: Any) -> None:
     own = [planes[i : i + each] for i in range(0, len(planes), each)]
     step = _launch().coded_step if kernel and _has_triton() and _kernels_take(codings[0]) else update.madam_coded_
     launches = step(
-        own, codings, grads, moments, steps, nonfinite, streams=streams,
+        own, codings, grads, moments, exponents, steps, nonfinite, streams=streams,
         lr=_lr_for_kernels(lr_tensor, lr) if kernel else lr if lr_tensor is None else lr_tensor,
         beta=beta, max_step=max_step, weight_decay=weight_decay, bias_correction=bias_correction, rounding=rounding,
         maximize=maximize,

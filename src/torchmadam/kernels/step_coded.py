@@ -12,6 +12,7 @@ from torchmadam.kernels.arithmetic import (
     random_key,
     rounded,
 )
+from torchmadam.kernels.moments import decoded, encoded, load_exponents, store_exponents
 from torchmadam.kernels.planes import groups_of, load_plane, store_plane
 from torchmadam.kernels.tables import address, count_bad, read_clock
 
@@ -76,13 +77,15 @@ def store_code(
 @triton.jit
 def coded_kernel(
     table, blocks, clock, lr_at, lr, spacing, middle, beta, fresh, max_step, decay,
-    G: tl.constexpr, HAS_MOMENT: tl.constexpr, CORRECT: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr,
-    STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr, TOP: tl.constexpr,
-    SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
+    G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr, DECAYS: tl.constexpr,
+    MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr,
+    TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
     FLAT: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr,
     BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """update.madam_coded_ on SPAN blocks of a matrix of codes. SIGN_MODE: 0 all positive, 1 a plane, 2 from a seed.
+
+    EIGHT: the second moment is codes as well.
 
     A block is loaded while the one before it is worked on.
     """
@@ -93,8 +96,12 @@ def coded_kernel(
     first = tl.load(blocks + 2 * program + 1) * SPAN
     at = table + tensor * FIELDS
     rows, columns = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX)
-    gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, tl.float32, ALIGNED)
-    correction, inverse, low, high = read_clock(clock, tensor)
+    MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
+    gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, MOMENT, ALIGNED)
+    correction, inverse, low, high, phase = read_clock(clock, tensor)
+    EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
+    exponents_at = address(at + 5, tl.uint8, False) if EIGHT else moments
+    exponents_end = (rows * ((columns + LANES - 1) // LANES * LANES) + 127) // 128
     sign_low, sign_high = low, high
     if SIGN_MODE == 2:
         sign_low, sign_high = random_key(tl.load(at + 9), tl.zeros([], tl.float32))
@@ -112,7 +119,10 @@ def coded_kernel(
     grad = tl.load(gradients + element, mask, other=0.0)
     held = grad.to(tl.float32)
     if HAS_MOMENT:
-        held = tl.load(moments + element, mask, other=0.0)
+        held = tl.load(moments + element, mask, other=0)
+    exponents = tl.zeros([GROUPS, 1], tl.uint8)
+    if EIGHT:
+        exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
     k = load_code(
         plane0, plane1, plane2, plane3, row, group, columns, whole, W0, W1, W2, W3, FLAT, LANES, GROUPS
     )  # fmt: skip
@@ -131,7 +141,12 @@ def coded_kernel(
         next_grad = tl.load(gradients + ahead, inside, other=0.0)
         next_held = next_grad.to(tl.float32)
         if HAS_MOMENT:
-            next_held = tl.load(moments + ahead, inside, other=0.0)
+            next_held = tl.load(moments + ahead, inside, other=0)
+        next_exponents = exponents
+        if EIGHT:
+            next_exponents = load_exponents(
+                exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
+            )
         next_k = load_code(
             plane0, plane1, plane2, plane3, next_row, next_group, columns, next_whole, W0, W1, W2, W3, FLAT, LANES,
             GROUPS,
@@ -140,9 +155,15 @@ def coded_kernel(
         g = grad.to(tl.float32)
         if MAXIMIZE:
             g = -g
-        held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
-        if HAS_MOMENT:
-            tl.store(moments + element, held, mask)
+        if EIGHT:
+            held, usable = moment_of(g, decoded(held, exponents), beta, fresh, HAS_MOMENT)
+            packed, exponents = encoded(held, element, phase, EXPONENTS, GROUPS, LANES)
+            tl.store(moments + element, packed, mask)
+            store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, exponents, EXPONENTS, GROUPS)
+        else:
+            held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
+            if HAS_MOMENT:
+                tl.store(moments + element, held, mask)
         bits = element.to(tl.uint32)
         if STOCHASTIC:
             bits = random_bits(element, low, high)
@@ -158,4 +179,4 @@ def coded_kernel(
         store_code(
             plane0, plane1, plane2, plane3, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS
         )  # fmt: skip
-        grad, held, k = next_grad, next_held, next_k
+        grad, held, exponents, k = next_grad, next_held, next_exponents, next_k

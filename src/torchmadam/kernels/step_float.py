@@ -4,22 +4,32 @@ import triton
 import triton.language as tl
 
 from torchmadam.kernels.arithmetic import fast_direction, moment_of, moved, narrowed, nearest_bfloat16, random_bits
+from torchmadam.kernels.moments import decoded, encoded, load_exponents, store_exponents
 from torchmadam.kernels.tables import address, count_bad, read_clock
 
 
 @triton.jit
 def float_elements(
-    row, offset, mask, grad, held, old, limit, width, inverse, low, high, lr, beta, fresh, max_step, decay, least, most,
-    P: tl.constexpr, HAS_MOMENT: tl.constexpr, CORRECT: tl.constexpr, BOUNDED: tl.constexpr, DECAYS: tl.constexpr,
-    MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
+    row, offset, mask, grad, held, exponents, exponents_first, exponents_end, old, limit, width, inverse, low, high,
+    phase, lr, beta, fresh, max_step, decay, least, most,
+    ROWS: tl.constexpr, P: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
+    BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """update.madam_ on the elements of one tensor at these offsets, a matrix, which have been loaded."""
     grad, old = grad.to(tl.float32), old.to(tl.float32)
     if MAXIMIZE:
         grad = -grad
-    held, usable = moment_of(grad, held, beta, fresh, HAS_MOMENT)
-    if HAS_MOMENT:
-        tl.store(address(row + 2, tl.float32, ALIGNED) + offset, held, mask)
+    COUNT: tl.constexpr = (ROWS * 4 + 127) // 128
+    if EIGHT:
+        held, usable = moment_of(grad, decoded(held, exponents), beta, fresh, HAS_MOMENT)
+        packed, exponents = encoded(held, offset, phase, COUNT, ROWS, 4)
+        tl.store(address(row + 2, tl.uint8, ALIGNED) + offset, packed, mask)
+        store_exponents(address(row + 9, tl.uint8, False), exponents_first, exponents_end, exponents, COUNT, ROWS)
+    else:
+        held, usable = moment_of(grad, held, beta, fresh, HAS_MOMENT)
+        if HAS_MOMENT:
+            tl.store(address(row + 2, tl.float32, ALIGNED) + offset, held, mask)
     u = fast_direction(grad, held, inverse, max_step, HAS_MOMENT, CORRECT)
     a = tl.minimum(tl.maximum(tl.where(usable, u, 0.0) * lr, -80.0), 80.0)
     new = moved(old, a, width)
@@ -49,8 +59,8 @@ def float_elements(
 @triton.jit
 def float_kernel(
     table, blocks, clock, lr_at, lr, beta, fresh, max_step, bound, decay, least, most,
-    P: tl.constexpr, G: tl.constexpr, HAS_MOMENT: tl.constexpr, CORRECT: tl.constexpr, BOUNDED: tl.constexpr,
-    DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
+    P: tl.constexpr, G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
+    BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
     LR_IS_TENSOR: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
 ):  # fmt: skip
@@ -67,8 +77,9 @@ def float_kernel(
     limit = tl.load(tl.load(row + 7).to(tl.pointer_type(tl.float32)))
     crossing = tl.load(row + 8).to(tl.int32).to(tl.float32, bitcast=True)
     param, grad = address(row + 0, P, ALIGNED), address(row + 1, G, ALIGNED)
-    moment = address(row + 2, tl.float32, ALIGNED)
-    _correction, inverse, low, high = read_clock(clock, tensor)
+    MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
+    moment = address(row + 2, MOMENT, ALIGNED)
+    _correction, inverse, low, high, phase = read_clock(clock, tensor)
     if LR_IS_TENSOR:
         lr = tl.load(lr_at).to(tl.float32)
     if BOUNDED:
@@ -84,7 +95,13 @@ def float_kernel(
     old = tl.load(param + offset, mask, other=0.0)
     held = g.to(tl.float32)
     if HAS_MOMENT:
-        held = tl.load(moment + offset, mask, other=0.0)
+        held = tl.load(moment + offset, mask, other=0)
+    EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
+    exponents_at = address(row + 9, tl.uint8, False) if EIGHT else moment
+    exponents_end = (whole * 4 + 127) // 128
+    exponents = tl.zeros([GROUPS, 1], tl.uint8)
+    if EIGHT:
+        exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
     for turn in range(SPAN):
         next_group = group + GROUPS
         next_mask = tl.broadcast_to((next_group < whole) & (turn + 1 < SPAN), [GROUPS, 4])
@@ -93,12 +110,19 @@ def float_kernel(
         next_old = tl.load(param + next_offset, next_mask, other=0.0)
         next_held = next_g.to(tl.float32)
         if HAS_MOMENT:
-            next_held = tl.load(moment + next_offset, next_mask, other=0.0)
+            next_held = tl.load(moment + next_offset, next_mask, other=0)
+        next_exponents = exponents
+        if EIGHT:
+            next_exponents = load_exponents(
+                exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
+            )
         float_elements(
-            row, offset, mask, g, held, old, limit, width, inverse, low, high, lr, beta, fresh, max_step, decay, least,
-            most, P, HAS_MOMENT, CORRECT, BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, ALIGNED,
+            row, offset, mask, g, held, exponents, (first + turn) * EXPONENTS, exponents_end, old, limit, width,
+            inverse, low, high, phase, lr, beta, fresh, max_step, decay, least, most, GROUPS, P, HAS_MOMENT, EIGHT,
+            CORRECT, BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, ALIGNED,
         )  # fmt: skip
         group, mask, offset, g, old, held = next_group, next_mask, next_offset, next_g, next_old, next_held
+        exponents = next_exponents
 
     if (count % 4 > 0) & (whole // GROUPS // SPAN == first // SPAN):
         rest = whole * 4 + lane
@@ -106,9 +130,13 @@ def float_kernel(
         rest_g = tl.load(grad + rest, inside, other=0.0)
         rest_held = rest_g.to(tl.float32)
         if HAS_MOMENT:
-            rest_held = tl.load(moment + rest, inside, other=0.0)
+            rest_held = tl.load(moment + rest, inside, other=0)
+        rest_exponents = tl.zeros([1, 1], tl.uint8)
+        if EIGHT:
+            rest_exponents = load_exponents(exponents_at, exponents_end, exponents_end + 1, 1, 1)
         float_elements(
-            row, rest, inside, rest_g, rest_held, tl.load(param + rest, inside, other=0.0), limit, width, inverse, low,
-            high, lr, beta, fresh, max_step, decay, least, most, P, HAS_MOMENT, CORRECT, BOUNDED, DECAYS, MAXIMIZE,
+            row, rest, inside, rest_g, rest_held, rest_exponents, exponents_end, exponents_end + 1,
+            tl.load(param + rest, inside, other=0.0), limit, width, inverse, low, high, phase, lr, beta, fresh,
+            max_step, decay, least, most, 1, P, HAS_MOMENT, EIGHT, CORRECT, BOUNDED, DECAYS, MAXIMIZE,
             LOST, STOCHASTIC, False,
         )  # fmt: skip

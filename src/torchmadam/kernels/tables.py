@@ -10,17 +10,19 @@ import triton.language as tl
 from torchmadam.kernels.arithmetic import random_key
 
 # Columns of the tables. A float's bits are stored in the low half of an integer.
-PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, FLOAT_COLUMNS = range(10)
+PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS, FLOAT_COLUMNS = range(11)
 # Coded tensors: rows and columns of the matrix of codes, the plane of signs (or the key of a seed), and the planes of
-# k. PARAM and COUNT stay empty.
+# k; the exponents of an 8-bit moment in the place of COUNT. PARAM stays empty.
 ROWS, COLUMNS, SIGNS, PLANES, CODED_COLUMNS = 7, 8, 9, 10, 14
+CODED_EXPONENTS = COUNT
+CLOCK = 5  # numbers that the clock notes for each tensor
 
 
 @triton.jit
 def clock_kernel(table, clock, count, log_beta, log_beta_rest, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Count a step for every tensor, and note what all its programs need: 1 - beta^t, its inverse, two random keys.
+    """Count a step for every tensor, and note what its programs need: 1 - beta^t, its inverse, random keys, a phase.
 
-    Four 32-bit numbers a tensor. Ln beta comes in two halves: float32 has too few digits.
+    Five 32-bit numbers a tensor. Ln beta comes in two halves: float32 has too few digits.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < count
@@ -29,20 +31,23 @@ def clock_kernel(table, clock, count, log_beta, log_beta_rest, FIELDS: tl.conste
     tl.store(at, t, mask)
     exponent = t.to(tl.float64) * log_beta + t.to(tl.float64) * log_beta_rest
     correction = (1 - tl.exp(exponent)).to(tl.float32)
-    low, high = random_key(tl.load(table + i * FIELDS + 6, mask, other=0), t)
-    tl.store(clock + 4 * i, correction.to(tl.int32, bitcast=True), mask)
-    tl.store(clock + 4 * i + 1, (1 / correction).to(tl.int32, bitcast=True), mask)
-    tl.store(clock + 4 * i + 2, low.to(tl.int32, bitcast=True), mask)
-    tl.store(clock + 4 * i + 3, high.to(tl.int32, bitcast=True), mask)
+    stream = tl.load(table + i * FIELDS + 6, mask, other=0)
+    low, high = random_key(stream, t)
+    phase = (t.to(tl.int64) * -1640531527 + stream).to(tl.int32)  # moment8.phase
+    tl.store(clock + 5 * i, correction.to(tl.int32, bitcast=True), mask)
+    tl.store(clock + 5 * i + 1, (1 / correction).to(tl.int32, bitcast=True), mask)
+    tl.store(clock + 5 * i + 2, low.to(tl.int32, bitcast=True), mask)
+    tl.store(clock + 5 * i + 3, high.to(tl.int32, bitcast=True), mask)
+    tl.store(clock + 5 * i + 4, phase, mask)
 
 
 @triton.jit
 def read_clock(clock, tensor):
-    """1 - beta^t, its inverse and the two halves of the random key of a tensor."""
-    at = clock + 4 * tensor
+    """1 - beta^t, its inverse, the two halves of the random key, and the phase of the dither of a tensor."""
+    at = clock + 5 * tensor
     correction, inverse = tl.load(at).to(tl.float32, bitcast=True), tl.load(at + 1).to(tl.float32, bitcast=True)
     low, high = tl.load(at + 2).to(tl.uint32, bitcast=True), tl.load(at + 3).to(tl.uint32, bitcast=True)
-    return correction, inverse, low, high
+    return correction, inverse, low, high, tl.load(at + 4).to(tl.uint32, bitcast=True)
 
 
 @triton.jit

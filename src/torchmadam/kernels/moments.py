@@ -1,0 +1,44 @@
+"""The 8-bit second moment in Triton (moment8.py): a byte a weight, and an exponent for each group of 128 in memory."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def group_of_rows(first, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """For each row of a tile of ROWS rows and COUNT groups, whose first is number ``first``: the group it is in."""
+    return first + (tl.arange(0, ROWS) // (ROWS // COUNT))[:, None]
+
+
+@triton.jit
+def load_exponents(at, first, end, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """The exponents of a tile's rows; there are no groups from ``end`` on."""
+    group = group_of_rows(first, COUNT, ROWS)
+    return tl.load(at + group, group < end, other=0)
+
+
+@triton.jit
+def store_exponents(at, first, end, values, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """The inverse of :func:`load_exponents`: the first row of each group writes."""
+    group = group_of_rows(first, COUNT, ROWS)
+    leads = (tl.arange(0, ROWS) % (ROWS // COUNT) == 0)[:, None]
+    tl.store(at + group, values.to(tl.uint8), leads & (group < end))
+
+
+@triton.jit
+def decoded(codes, exponents):
+    """moment8.decoded."""
+    bits = tl.umulhi(codes.to(tl.uint32) << 24, 429496730).to(tl.int32)
+    return (bits + (exponents.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def encoded(moment, position, phase, COUNT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """moment8.encode_: codes, and the exponents of their rows. What lies outside of the tensor must be zero."""
+    bits = moment.to(tl.int32, bitcast=True)
+    largest = tl.max(tl.max(tl.reshape(bits, [COUNT, ROWS // COUNT, LANES]), 2), 1)
+    largest = tl.reshape(tl.broadcast_to(largest[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
+    exponents = tl.maximum((largest >> 23) - 50, 0)
+    above = tl.maximum(bits - (exponents << 23), 0)
+    dither = ((position.to(tl.uint32) * 0x85EBCA6B + phase) >> 8) & 0xFFFFC0 | 32
+    return ((above.to(tl.uint32) * 10 + dither) >> 24).to(tl.uint8), exponents
