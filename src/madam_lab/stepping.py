@@ -1,5 +1,6 @@
 """One training step, plain on a CPU; compiled and captured as a CUDA graph on a GPU."""
 
+import functools
 import math
 from typing import Any
 
@@ -21,7 +22,10 @@ def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> t
     fast: dict[str, Any] = {"fused": True} if device.type == "cuda" else {}
     named = list(model.named_parameters())
     if recipe.optimiser == "madam":
-        return Madam(named, lr=lr, **recipe.arguments)
+        optimiser = Madam(named, lr=lr, **recipe.arguments)
+        if recipe.floor is not None:
+            optimiser.register_step_post_hook(functools.partial(_lift, floor=recipe.floor))
+        return optimiser
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(named, lr=lr, **fast, **recipe.arguments)
     if recipe.optimiser in ("adam", "adamw"):
@@ -29,6 +33,15 @@ def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> t
         fast |= {"capturable": True} if fast else {}
         return kind(named, lr=lr, **fast, **recipe.arguments)
     raise ValueError(f"optimiser {recipe.optimiser!r} is unknown; use sgd, adam, adamw or madam")
+
+
+@torch.no_grad()
+def _lift(optimiser: torch.optim.Optimizer, *_: Any, floor: float) -> None:
+    """After a step, no weight is smaller than a share of its tensor's clamp; zeros stay."""
+    for group in optimiser.param_groups:
+        for p in (p for p in group["params"] if p.grad is not None):
+            least = optimiser.state[p]["scale"] * (group["bound"] or 1.0) * floor
+            p.copy_(torch.where(p == 0, p, torch.copysign(p.abs().clamp(min=least), p)))
 
 
 class Stepper:

@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 
 from madam_lab import queue, recipes, records
 from madam_lab.recipes import PAPER
@@ -139,3 +140,39 @@ def test_a_ladder_can_be_overridden_by_the_name_of_a_preset():
     changed = recipes.get("digits_madam").overridden({"ladder": "signed8"})
     assert changed.ladder == LadderFormat.preset("signed8")
     assert changed.settings()["ladder"]["levels"] == 255
+
+
+# ---- the study of crossing
+
+
+def test_the_study_changes_one_thing_at_a_time_and_tunes_its_baselines():
+    base = recipes.get("cifar10_100e_madam")
+    assert (base.epochs, base.batch, base.lr, base.schedule, base.arguments) == (100, 1024, 0.01, "cosine", {})
+    for task in recipes.crossing.BASES:
+        base = recipes.get(f"{task}_madam")
+        for name, changes in recipes.crossing.VARIANTS.items():
+            found = recipes.get(f"{task}_{name}")
+            differ = {f for f in ("lr", "schedule", "arguments", "ladder", "model", "floor", "epochs", "batch")
+                      if getattr(found, f) != getattr(base, f)}  # fmt: skip
+            assert differ == set(changes), name
+    thirds = recipes.get("cifar10_100e_crossing_1_steps")
+    assert [thirds.lr_at(e) for e in (0, 33, 66)] == [0.01, 0.001, 0.0001]
+    grid = recipes.names(["cifar10_100e_sgd_*", "cifar10_100e_adamw_*"])
+    assert len(grid) == 12
+    assert all(recipes.get(n).model.get("affine", True) for n in grid)
+    assert recipes.get("cifar10_100e_adamw_0.001_0.1").arguments == {"weight_decay": 0.1}
+
+
+def test_a_floor_lifts_small_weights_keeps_signs_and_leaves_zeros():
+    from madam_lab.stepping import build_optimiser
+
+    model = torch.nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -1e-6, 1e-9, 0.0]]))
+    optimiser = build_optimiser(recipes.get("cifar10_100e_madam_floor"), model, torch.device("cpu"))
+    model.weight.grad = torch.full((1, 4), 1e-3)
+    optimiser.step()
+    least = 3 * 0.5 / 60
+    assert model.weight[0, 1:].tolist() == pytest.approx([-least, least, 0.0])
+    with pytest.raises(ValueError, match="of Madam on floats"):
+        recipes.get("cifar10_sgd").overridden({"floor": 0.1})

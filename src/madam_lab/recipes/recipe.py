@@ -34,6 +34,7 @@ class Recipe:
             there; a CPU computes in float32.
         monitor: after how many steps a :class:`torchmadam.theory.TrustMonitor` looks again; None: there is none. It
             changes no weight on a CPU; on a GPU a step that is looked at runs outside of the CUDA graph.
+        floor: the smallest weight that Madam may leave behind, as a share of the clamp sigma*; None: there is none.
         smoke: a tiny run that shows that the recipe works.
         name, paper: given by the register: what everybody calls it, and the number to compare with.
     """
@@ -51,6 +52,7 @@ class Recipe:
     clip: float | None = None
     precision: str = "bf16"
     monitor: int | None = None
+    floor: float | None = None
     smoke: bool = False
     name: str = ""
     paper: Paper | None = None
@@ -66,6 +68,8 @@ class Recipe:
         for name, known in (("precision", ("bf16", "float32")), ("optimiser", ("sgd", "adam", "adamw", "madam"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
+        if self.floor is not None and not (self.optimiser == "madam" and self.ladder is None and 0 < self.floor < 1):
+            raise ValueError(f"floor is {self.floor!r}; it is a share of the clamp, and of Madam on floats")
         if self.ladder is not None and not isinstance(self.ladder, LadderFormat):
             raise ValueError(f"ladder is {self.ladder!r}; give a LadderFormat, or a preset's name to --set")
 
@@ -87,8 +91,9 @@ class Recipe:
         values = asdict(self)
         for name in ("name", "paper"):
             del values[name]
-        if self.monitor is None:  # as in records from before there was one
-            del values["monitor"]
+        for name in ("monitor", "floor"):
+            if values[name] is None:  # as in records from before there was one
+                del values[name]
         found: dict[str, Any] = plain(values)
         return found
 

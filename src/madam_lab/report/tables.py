@@ -100,7 +100,7 @@ def ladder_table(results: Results) -> Table:
 
 def speed_table(results: Results) -> Table:
     """A step on a GPU beside the peers', from results/bench."""
-    head = ("", "large, ms", "of its floor", "AdamW's time", "small, ms", "small, captured", "bytes")
+    head = ("", "large, ms", "of its floor", "of AdamW's time", "small, ms", "small, captured", "bytes")
     found = [bench for bench in results.benchmarks if bench["device"] != "CPU" and "steps" in bench]
     if not found:
         return Table("Speed", "", head, [], [])
