@@ -60,6 +60,22 @@ def test_released_steps_are_ordinary_steps_bit_for_bit(ladder, named):
     assert steps == {5}  # the tied weight was stepped once a backward
 
 
+def test_released_steps_follow_the_learning_rate_after_a_state_dict_is_loaded():
+    torch.manual_seed(0)
+    ordinary = Tied()
+    released = copy.deepcopy(ordinary)
+    optimizers = [Madam(m.named_parameters()) for m in (ordinary, released)]
+    release_gradients(released, optimizers[1])
+    for t, lr in enumerate((0.01, 0.1)):
+        for m, optimizer in zip((ordinary, released), optimizers, strict=True):
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"] = lr
+            loss_of(m, t).backward()
+            optimizer.step()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert all(torch.equal(a, b) for a, b in zip(values(ordinary), values(released), strict=True))
+
+
 def test_only_one_gradient_is_alive_at_a_time():
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(6)])

@@ -85,11 +85,11 @@ def release_gradients(model: nn.Module, optimizer: Madam) -> Released:
             f"give the optimiser all trainable parameters, or freeze it"
         )
     released = Released(optimizer)
-    for group in optimizer.param_groups:
+    for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [None] * len(group["params"])
         for name, p in zip(names, group["params"], strict=True):
             if p.requires_grad:
-                released._watch(p, name, _step_of_one(optimizer, group, name, p))
+                released._watch(p, name, _step_of_one(optimizer, number, name, p))
     released._handles.append(optimizer.register_step_pre_hook(released._before_step))
     # So that a GradScaler hands its scale to the optimiser, where it can be seen, instead of failing obscurely.
     optimizer._step_supports_amp_scaling = True
@@ -97,10 +97,12 @@ def release_gradients(model: nn.Module, optimizer: Madam) -> Released:
     return released
 
 
-def _step_of_one(optimizer: Madam, group: dict[str, Any], name: str | None, p: Tensor) -> Callable[[], None]:
+def _step_of_one(optimizer: Madam, number: int, name: str | None, p: Tensor) -> Callable[[], None]:
     @torch.no_grad()
     def step() -> None:
-        # The group as it is now, schedulers included, with this parameter alone.
+        # The group as it is now, schedulers included, with this parameter alone. By number: load_state_dict makes new
+        # groups, and an old one would keep its learning rate for ever.
+        group = optimizer.param_groups[number]
         alone = {**group, "params": [p], **({} if name is None else {"param_names": [name]})}
         optimizer.step_group(alone)
 
