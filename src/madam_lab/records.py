@@ -17,6 +17,8 @@ from torchmadam.files import write_atomically
 
 SCHEMA = 1
 RESULTS = Path("results")
+# Folders of the benchmarks and of examples/gpt, whose records have a form of their own.
+APART = ("bench", "gpt")
 
 # Name and type of every entry; a tuple lists the types that are allowed.
 Entries = dict[str, type | tuple[type, ...]]
@@ -93,7 +95,7 @@ def read(path: Path) -> dict[str, Any]:
 def read_all(results: Path = RESULTS) -> Iterator[dict[str, Any]]:
     """All records of a folder, of runs and studies, in order of name and seed."""
     for path in sorted(results.glob("*/*.json")):
-        if path.parent.name != "bench":
+        if path.parent.name not in APART:
             yield read(path)
 
 

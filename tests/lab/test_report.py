@@ -132,6 +132,10 @@ def test_the_speed_table_says_where_it_was_measured_and_prints_no_time_of_a_red_
 
 def test_verify_finds_what_is_wrong(folder):
     assert problems(folder) == ([], 20)
+    (folder / "gpt").mkdir()
+    (folder / "gpt" / "124M_madam.json").write_text('{"kind": "train"}')  # of examples/gpt, and of another form
+    assert problems(folder) == ([], 20)
+    Results(folder)
     path = folder / "cifar10_adam" / "0.json"
     good = json.loads(path.read_text())
     for change, says in (

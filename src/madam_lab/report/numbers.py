@@ -90,7 +90,7 @@ def _short(value: float) -> str:
 def problems(folder: Path) -> tuple[list[str], int]:
     """What is wrong with the records of a folder, and how many records there are."""
     found: list[str] = []
-    paths = [path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "bench"]
+    paths = [path for path in sorted(folder.glob("*/*.json")) if path.parent.name not in records.APART]
     for path in paths:
         try:
             record = records.read(path)
