@@ -29,7 +29,6 @@ def measure(shape: Shape, method: Method, device: torch.device, *, batch: int, c
     found = provenance()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-        torch.cuda.reset_peak_memory_stats(device)
     model, optimiser = build(shape, method, device, seed=0, checkpointing=True, compiled=compiled)
     tokens = torch.randint(shape.vocabulary, (batch, shape.length), device=device)
     times = []

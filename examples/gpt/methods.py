@@ -75,8 +75,10 @@ def build(
 
     def made(part: nn.Module, number: int) -> None:
         if method.name in LADDERS:
-            # A seed of its own: parts of one shape would otherwise draw the same codes.
-            torchmadam.to_ladder_(part, LADDERS[method.name], seed=1000 * seed + number, dtype=torch.bfloat16)
+            # The nearest rungs to the float initialisation, up to 3 times its RMS: so all methods start from the same
+            # weights, and rungs drawn uniformly, the default on the paper's ladder, trained no better (docs/log.md).
+            arguments: dict[str, Any] = {"init": "nearest", "bound": 3.0, "seed": 1000 * seed + number}
+            torchmadam.to_ladder_(part, LADDERS[method.name], dtype=torch.bfloat16, **arguments)
         elif method.holds_bf16():
             part.to(torch.bfloat16)
 

@@ -50,7 +50,6 @@ class Run:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-            torch.cuda.reset_peak_memory_stats(device)
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
             torch.use_deterministic_algorithms(True)
@@ -100,7 +99,7 @@ class Run:
         for group in self.optimiser.param_groups:
             group["lr"] = lr
         batch = self.corpus.batch(self.step, settings.batch, settings.shape.length, settings.seed)
-        tokens, targets = (t.to(self.device, non_blocking=True) for t in batch)
+        tokens, targets = (t.to(self.device) for t in batch)
         loss = training_step(self.model, self.optimiser, settings.method, tokens, targets)
         self.loss += loss
         self.step += 1
