@@ -59,7 +59,7 @@ def same(a, b):
         ({"scale": 0.0}, "scale=0.0 cannot work.*scales_of"),
         ({"zero_scale": -1.0}, "zero_scale=-1.0 cannot work"),
         ({"weight_decay": -1.0}, "weight_decay=-1.0 cannot work"),
-        ({"second_moment": "float8"}, "second_moment='float8' is unknown; choose one of 'float32', 'none'"),
+        ({"second_moment": "float8"}, "second_moment='float8' is unknown; choose one of 'float32', '8bit', 'none'"),
         ({"rounding": "up"}, "rounding='up' is unknown; choose one of None, 'nearest', 'stochastic'"),
         ({"seed": 1.5}, "seed=1.5 must be an integer"),
         ({"scale": {"0.weight": 1.0}}, "matched by parameter name.*named_parameters"),
