@@ -27,6 +27,7 @@ class Entry:
         devices: where it runs.
         capturable: as a CUDA graph, too.
         ours: checked against the reference before it is timed.
+        reference: what it is checked against on a CPU, where ``make`` would not be the reference itself.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Entry:
     devices: tuple[str, ...] = ("cuda", "cpu")
     capturable: bool = False
     ours: bool = False
+    reference: Callable[[list[nn.Parameter], torch.device], Step] | None = None
 
     def parameters(self, shapes: Shapes, device: torch.device, seed: int = 0) -> list[nn.Parameter]:
         """Random weights with random gradients."""
@@ -57,7 +59,7 @@ class Entry:
         """What is wrong with a few steps on awkward shapes, compared with the reference on the CPU; None if nothing."""
         here, there = self.parameters(odd(), torch.device("cpu")), self.parameters(odd(), torch.device("cpu"))
         there = [_moved(p, device) for p in there]
-        steps = [self.make(here, torch.device("cpu")), self.make(there, device)]
+        steps = [(self.reference or self.make)(here, torch.device("cpu")), self.make(there, device)]
         for round_number in range(3):
             for p, q in zip(here, there, strict=True):
                 new = torch.randn(p.shape, generator=torch.Generator().manual_seed(round_number))
@@ -91,6 +93,10 @@ def _madam(params: list[nn.Parameter], device: torch.device, **arguments: Any) -
 
 def _stochastic(params: list[nn.Parameter], device: torch.device, **arguments: Any) -> Step:
     return _madam(params, device, rounding="stochastic", **arguments)
+
+
+def _compiled(params: list[nn.Parameter], device: torch.device) -> Step:
+    return _madam(params, device, compile=True)
 
 
 def _plain_rule(params: list[nn.Parameter], device: torch.device) -> Step:
@@ -156,6 +162,8 @@ ENTRIES = [
     Entry("Madam's rule, one operation after another", _plain_rule),
     Entry("Madam float32", _madam, traffic=20, capturable=True, ours=True),
     Entry("Madam bfloat16", _madam, torch.bfloat16, traffic=14, capturable=True, ours=True),
+    Entry("Madam float32, compile=True", _compiled, traffic=20, devices=("cpu",), ours=True, reference=_madam),
+    Entry("Madam bfloat16, compile=True", _compiled, torch.bfloat16, None, 14, ("cpu",), ours=True, reference=_madam),
     _coded("Madam 12-bit", "paper12"),
     _coded("Madam 10-bit", "paper10"),
     _coded("Madam 8-bit", "paper8"),

@@ -8,6 +8,7 @@ from benchmarks.__main__ import _time
 from benchmarks.registry import ENTRIES, Missing
 from benchmarks.workloads import gpt, odd, resnet18
 
+from compiler import needs_cc
 from torchmadam import Madam
 
 CPU = torch.device("cpu")
@@ -18,7 +19,10 @@ def test_workloads_have_the_sizes_that_the_tables_name():
     assert (len(resnet18()), round(sum(torch.Size(s).numel() for s in resnet18()) / 1e6, 1)) == (22, 11.2)
 
 
-@pytest.mark.parametrize("entry", [e for e in ENTRIES if "cpu" in e.devices], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "entry",
+    [pytest.param(e, id=e.name, marks=needs_cc if "compile" in e.name else ()) for e in ENTRIES if "cpu" in e.devices],
+)
 def test_every_entry_is_timed(entry):
     assert not entry.ours or entry.check(CPU) is None
     row = _time(entry, odd(), CPU, 0.001, None, 1e9)
@@ -30,10 +34,10 @@ def test_a_step_that_differs_from_the_reference_is_noticed_and_not_timed():
     made = []
 
     def drifting(params, device):
-        made.append(0.01 * (1 + len(made)))
+        made.append(0.01 * (2 + len(made)))
         return Madam(params, made[-1]).step
 
-    for name in ("Madam float32", "Madam signed 8-bit"):
+    for name in ("Madam float32", "Madam float32, compile=True", "Madam signed 8-bit"):
         made.clear()
         entry = replace(next(e for e in ENTRIES if e.name == name), make=drifting)
         problem = entry.check(CPU)

@@ -62,6 +62,7 @@ def same(a, b):
         ({"second_moment": "float8"}, "second_moment='float8' is unknown; choose one of 'float32', '8bit', 'none'"),
         ({"rounding": "up"}, "rounding='up' is unknown; choose one of None, 'nearest', 'stochastic'"),
         ({"seed": 1.5}, "seed=1.5 must be an integer"),
+        ({"compile": "yes"}, "compile='yes' cannot work.*True or False"),
         ({"scale": {"0.weight": 1.0}}, "matched by parameter name.*named_parameters"),
     ],
 )

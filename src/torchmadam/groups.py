@@ -236,6 +236,7 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
     for name, choices in (("second_moment", SECOND_MOMENTS), ("rounding", ROUNDINGS)):
         if group[name] not in choices:
             raise ValueError(f"{name}={group[name]!r} is unknown; choose one of {', '.join(map(repr, choices))}")
+    _require(isinstance(group["compile"], bool), group, "compile", "a step is compiled or not: True or False")
     if not isinstance(group["seed"], int) or not -(2**63) <= group["seed"] < 2**63:
         raise ValueError(f"seed={group['seed']!r} must be an integer of at most 64 bits")
 

@@ -45,6 +45,10 @@ class Madam(Optimizer):
         seed: of the stochastic rounding.
         weight_decay: multiplies weights by exp(-lr weight_decay).
         maximize: climb instead of descending.
+        compile: on a CPU, step float32 and bfloat16 parameters in one pass over memory, about ten times as fast, with
+            code that a C compiler builds in a second or two at the first step. It rounds differently in the last place.
+            Other dtypes, codes, and tensors with gaps in memory step as without it; so does a GPU, whose kernels make
+            one pass anyway.
 
     A gradient element that is not finite, or whose square overflows float32, leaves its weight and its second moment
     as they are; :meth:`nonfinite_count` says how many there were.
@@ -71,6 +75,7 @@ class Madam(Optimizer):
         seed: int = 0,
         weight_decay: float = 0.0,
         maximize: bool = False,
+        compile: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -86,6 +91,7 @@ class Madam(Optimizer):
             "seed": seed,
             "weight_decay": weight_decay,
             "maximize": maximize,
+            "compile": compile,
             "state_version": STATE_VERSION,
         }
         super().__init__(params, defaults)
@@ -165,6 +171,7 @@ class Madam(Optimizer):
             streams=streams,
             crossings=crossings,
             bound=group["bound"],
+            compile=group["compile"],
             **self._rule(group),
         )
         return None if launches is None or own is None else launches + own

@@ -7,6 +7,7 @@ There is no generator and no generator state. The 32 bits that one weight sees a
 so a resumed run, a sharded tensor and a GPU kernel all see the same bits.
 """
 
+import functools
 import hashlib
 import struct
 
@@ -21,6 +22,7 @@ _MIX32 = (0x21F0AAAD, 0xD35A2D97 - 2**32)
 _WEYL64 = 0x9E3779B97F4A7C15 - 2**64
 
 
+@functools.lru_cache(maxsize=2**16)
 def stream(seed: int, index: int) -> int:
     """The 64-bit key, as a signed integer, of parameter number ``index`` under ``seed``."""
     digest = hashlib.blake2b(struct.pack("<qq", seed, index), digest_size=8).digest()

@@ -20,7 +20,7 @@ from torchmadam import moment, moment8, noise
 from torchmadam.ladder.layout import CodeLayout
 
 # exp(80) = 5.5e34 is finite in float32, with room for a weight in front of it.
-_MAX_LOG_STEP = 80.0
+MAX_LOG_STEP = 80.0
 # Weights that a CPU's core steps at a time. A step is some thirty operations, each a pass over memory: of so few
 # weights, what one operation leaves is still in the cache for the next. Fewer, and calling them takes the time. Whole
 # groups of an 8-bit moment.
@@ -99,7 +99,7 @@ def madam_(
                 grad, held, correction, nonfinite[i], beta=beta, max_step=max_step, maximize=maximize
             )
             old = w.float() if narrow else w
-            new = moved(old, u.to(old.dtype).mul_(lr).clamp_(-_MAX_LOG_STEP, _MAX_LOG_STEP), width)
+            new = moved(old, u.to(old.dtype).mul_(lr).clamp_(-MAX_LOG_STEP, MAX_LOG_STEP), width)
             if factor is not None:
                 new = new * factor.to(new.dtype)
             # A weight without a step to take is left alone; the clamp does not touch it either: from 0 to infinity.

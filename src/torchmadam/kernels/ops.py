@@ -1,7 +1,8 @@
 """Operators of the library ``torchmadam``: PyTorch picks the device, and its compilers see one node.
 
-The reference runs wherever no kernel is registered, on a CPU above all; on CUDA devices Triton kernels run. Defined
-with ``torch.library.Library``: ``torch.library.custom_op`` costs several times as much a call.
+The reference runs wherever no kernel is registered, on a CPU above all, where steps of floats may be compiled instead;
+on CUDA devices Triton kernels run. Defined with ``torch.library.Library``: ``torch.library.custom_op`` costs several
+times as much a call.
 """
 
 import functools
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchmadam import update
+from torchmadam.kernels import compiled
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import SEED, CodeLayout
 from torchmadam.messages import warn
@@ -32,6 +34,7 @@ _LIBRARY.define(
 _LIBRARY.define(
     "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, "
     "Tensor(d!)[] steps, Tensor[] scales, Tensor(e!)[] nonfinite, int[] streams, float[] crossings, float? bound, "
+    "bool compile, "
     f"{_RULE}) -> ()"
 )
 _LIBRARY.define(
@@ -105,11 +108,12 @@ def _decode_shape(
 def float_step_(
     params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor],
     steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
-    crossings: Sequence[float], bound: float | None, lr: float | Tensor, **rule: Any,
+    crossings: Sequence[float], bound: float | None, compile: bool, lr: float | Tensor, **rule: Any,
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors.
 
-    Where only kernels ran, their launches are returned: functions of lr that make the same step again.
+    ``compile``: on a CPU by kernels/compiled.py, whatever it takes. Where only Triton's kernels ran, their launches are
+    returned: functions of lr that make the same step again.
     """
     if torch.compiler.is_compiling():  # plain operations, which the compiler can fuse
         update.madam_(
@@ -122,7 +126,7 @@ def float_step_(
     for pick in _alike(keys):
         torch.ops.torchmadam.float_step_(
             pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
-            pick(streams), pick(crossings), bound, *_lr_of(lr), *_rule_of(rule),
+            pick(streams), pick(crossings), bound, compile, *_lr_of(lr), *_rule_of(rule),
         )  # fmt: skip
     return _MADE.take()
 
@@ -130,22 +134,29 @@ def float_step_(
 def _float_step_reference(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
     scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
-    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
-    rounding: str | None, maximize: bool,
+    compile: bool, lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float,
+    bias_correction: bool, rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
-    update.madam_(
-        params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound,
-        lr=lr if lr_tensor is None else lr_tensor, beta=beta, max_step=max_step, weight_decay=weight_decay,
-        bias_correction=bias_correction, rounding=rounding, maximize=maximize,
-    )  # fmt: skip
+    rule: dict[str, Any] = {
+        "lr": lr if lr_tensor is None else lr_tensor, "beta": beta, "max_step": max_step, "bound": bound,
+        "weight_decay": weight_decay, "bias_correction": bias_correction, "rounding": rounding, "maximize": maximize,
+    }  # fmt: skip
+    held: Sequence[Tensor | None] = moments or [None] * len(params)
+    keys = [compile and compiled.takes(p, g, m) for p, g, m in zip(params, grads, held, strict=True)]
+    for pick in _alike(keys):
+        step = compiled.float_step if pick(keys)[0] else update.madam_
+        step(
+            pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
+            streams=pick(streams), crossings=pick(crossings), **rule,
+        )  # fmt: skip
     _MADE.note(None)
 
 
 def _float_step_cuda(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
     scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
-    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
-    rounding: str | None, maximize: bool,
+    compile: bool, lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float,
+    bias_correction: bool, rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
     rule: dict[str, Any] = {
         "lr": _lr_for_kernels(lr_tensor, lr), "beta": beta, "max_step": max_step, "bound": bound,

@@ -1,0 +1,148 @@
+"""The step of floats on a CPU as one pass over memory: step.c, built on this machine when it is first needed."""
+
+import ctypes
+import functools
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchmadam import noise, update
+
+# Without errno and traps a compiler may use vectors; with contraction, fused multiply-adds. Not -ffast-math: step.c has
+# to know infinities and NaNs.
+_FLAGS = ["-O3", "-std=c11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+# In order of preference: not every machine has such vectors, not every compiler has OpenMP, or a name for its machine.
+_WISHES = (
+    "-march=native -fopenmp -mprefer-vector-width=512", "-march=native -fopenmp", "-fopenmp", "-march=native", ""
+)  # fmt: skip
+_FLOAT32, _BFLOAT16_NEAREST, _BFLOAT16_STOCHASTIC = range(3)
+# Waking a thread takes as long as a step of so many weights.
+_ALONE = 2**15
+
+
+class _Tensor(ctypes.Structure):
+    """The struct Tensor of step.c."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p), ("grads", ctypes.c_void_p), ("moments", ctypes.c_void_p),
+        ("count", ctypes.c_int64), ("nonfinite", ctypes.c_int64), ("beta", ctypes.c_float), ("fresh", ctypes.c_float),
+        ("rate", ctypes.c_float), ("top", ctypes.c_float), ("factor", ctypes.c_float), ("width", ctypes.c_float),
+        ("least", ctypes.c_float), ("most", ctypes.c_float), ("low", ctypes.c_uint32), ("high", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+def takes(param: Tensor, grad: Tensor, second_moment: Tensor | None) -> bool:
+    """Whether :func:`float_step` can step this parameter: float32 or bfloat16, dense, and all in one memory order."""
+    if (
+        not param.is_cpu
+        or param.dtype not in (torch.float32, torch.bfloat16)
+        or grad.dtype != param.dtype
+        or param.numel() >= 2**31
+        or (second_moment is not None and second_moment.dtype != torch.float32)
+    ):
+        return False
+    if param.is_contiguous() and grad.is_contiguous() and (second_moment is None or second_moment.is_contiguous()):
+        return True
+    order = noise.memory_order(param)
+    return all(t.permute(order).is_contiguous() for t in (param, grad, second_moment) if t is not None)
+
+
+def float_step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    exponents: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    nonfinite: Sequence[Tensor],
+    *,
+    streams: Sequence[int],
+    crossings: Sequence[float],
+    lr: float | Tensor,
+    beta: float,
+    max_step: float,
+    bound: float | None,
+    weight_decay: float,
+    bias_correction: bool,
+    rounding: str | None,
+    maximize: bool,
+) -> None:
+    """:func:`torchmadam.update.madam_`, but for the last place, on tensors that it :func:`takes`, of one dtype.
+
+    ``exponents`` are those of 8-bit moments, which it does not take, and so empty.
+    """
+    run = _build()
+    lr = float(lr)
+    dtype = params[0].dtype
+    stochastic = dtype == torch.bfloat16 and rounding != "nearest"
+    # Without a second moment u is 1 in size, whatever max_step is.
+    top = min(lr * max_step if moments else lr, update.MAX_LOG_STEP)
+    factor = math.exp(-lr * weight_decay)
+    torch._foreach_add_(list(steps), 1)
+    limits = torch.stack(list(scales)) if bound is None else torch.stack(list(scales)) * bound
+    least, most = update.extremes(dtype, None if bound is None else limits)
+    mosts = most.tolist() if isinstance(most, Tensor) else [most] * len(params)
+    rates = [math.copysign(lr, -1 if maximize else 1)] * len(params)
+    if bias_correction:
+        rates = [
+            rate * math.sqrt(1 - beta**t) for rate, t in zip(rates, torch.stack(list(steps)).tolist(), strict=True)
+        ]
+    halves = [(0, 0)] * len(params)
+    if stochastic:
+        halves = [_unsigned(noise.halves(key, step)) for key, step in zip(streams, steps, strict=True)]
+    listed = [
+        _Tensor(
+            param.data_ptr(), grads[i].data_ptr(), moments[i].data_ptr() if moments else None, param.numel(), 0,
+            beta, 1 - beta, rates[i], top, factor, limit * crossings[i], least, mosts[i], *halves[i],
+        )
+        for i, (param, limit) in enumerate(zip(params, limits.tolist(), strict=True))
+    ]  # fmt: skip
+    tensors = (_Tensor * len(params))(*listed)
+    kind = _FLOAT32 if dtype == torch.float32 else _BFLOAT16_STOCHASTIC if stochastic else _BFLOAT16_NEAREST
+    total = sum(param.numel() for param in params)
+    run(tensors, len(params), kind, min(torch.get_num_threads(), 1 + total // _ALONE))
+    for own, count in zip(tensors, nonfinite, strict=True):
+        if own.nonfinite:
+            count.add_(own.nonfinite)
+    # Nobody else tells autograd that these were written.
+    torch.autograd.graph.increment_version(list(params))
+
+
+def _unsigned(words: tuple[Tensor, Tensor]) -> tuple[int, int]:
+    return int(words[0]) & 0xFFFFFFFF, int(words[1]) & 0xFFFFFFFF
+
+
+@functools.lru_cache(maxsize=1)
+def _build() -> "ctypes._NamedFuncPointer":
+    """madam_step of step.c, compiled and loaded. Takes a second or two, once a process."""
+    found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
+    compiler = shlex.split(os.environ.get("CC", "")) or found[:1]
+    if not compiler or shutil.which(compiler[0]) is None:
+        raise RuntimeError(
+            f"compile=True needs a C compiler, and {compiler[0] if compiler else 'cc, gcc or clang'} is not here; "
+            f"install gcc or clang, name one in the environment variable CC, or use compile=False"
+        )
+    source = Path(__file__).with_name("step.c")
+    said = ""
+    with tempfile.TemporaryDirectory(prefix="torchmadam-", ignore_cleanup_errors=True) as folder:
+        library = Path(folder) / "step.so"
+        for wishes in _WISHES:
+            command = [*compiler, *_FLAGS, *wishes.split(), str(source), "-o", str(library), "-lm"]
+            built = subprocess.run(command, capture_output=True, text=True)
+            said = said or f"{shlex.join(command)}\n{built.stderr.strip()}"
+            if built.returncode == 0:
+                step = ctypes.CDLL(str(library)).madam_step
+                step.argtypes = [ctypes.POINTER(_Tensor), ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+                step.restype = None
+                return step
+    raise RuntimeError(
+        f"compile=True needs a working C compiler; use compile=False, or see what this one said:\n{said}"
+    )
