@@ -28,7 +28,10 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     entries = [e for e in ENTRIES if device.type in e.devices and options.only in e.name]
-    result: dict[str, Any] = {"device": _name(device), **provenance(), "copy": _bandwidth(device, options.seconds)}
+    result: dict[str, Any] = {
+        "device": _name(device), "threads": torch.get_num_threads(), **provenance(),
+        "copy": _bandwidth(device, options.seconds),
+    }  # fmt: skip
     print(f"{result['device']}: a copy moves {result['copy'] / 1e12:.2f} TB/s, reading and writing counted")
     stem = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
     path = options.out / f"{stem}.json"

@@ -223,3 +223,15 @@ def test_inside_torch_compile_the_argument_changes_nothing():
             torch.compile(optimizer.step, backend="aot_eager", fullgraph=True)()
         runs.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_an_8_bit_moment_steps_as_without_it():
+    models = [nn.Linear(40, 9)]
+    models.append(copy.deepcopy(models[0]))
+    for model, fast in zip(models, (False, True), strict=True):
+        optimizer = Madam(model.parameters(), second_moment="8bit", compile=fast)
+        for t in range(3):
+            for i, p in enumerate(model.parameters()):
+                p.grad = draw(p.shape, 10 * t + i)
+            optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(*(m.parameters() for m in models), strict=True))

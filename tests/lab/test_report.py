@@ -80,6 +80,7 @@ def write_benchmark(results, device):
         "resnet18": {"weights": 11_164_362, "tensors": 22, "rows": small},
     }
     about = {"device": device, "commit": "c" * 40, "dirty": False, "versions": {"torch": "2.11.0"}, "copy": 4.28e12}
+    about["threads"] = 2
     path = results / "bench" / f"{device.lower().replace(' ', '-')}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**about, "steps": steps}))
@@ -128,6 +129,8 @@ def test_the_speed_table_says_where_it_was_measured_and_prints_no_time_of_a_red_
     assert "| Madam 12-bit | 4.00 | 1.25 | 0.50 | 0.150 | 0.060 | 7.6 |" in text
     assert "| Madam 8-bit | wrong: codes of (7,) differ from the reference's |  |  |  |  |  |" in text
     assert not tables.speed_table(Results(tmp_path)).has_results
+    assert "2 threads, torch 2.11.0, commit ccccccc: ResNet-18's 11.2 million" in tables.cpu_table(Results(folder)).note
+    assert not tables.cpu_table(Results(tmp_path)).has_results
 
 
 def test_verify_finds_what_is_wrong(folder):

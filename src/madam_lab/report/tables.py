@@ -17,7 +17,7 @@ ROWS = [
     ("CIFAR-10, cGAN", "FID", "cgan"),
     ("WikiText-2, transformer", "perplexity", "wikitext2"),
 ]
-_NOTED = ("speed",)  # tables whose note is made from records too
+_NOTED = ("speed", "cpu")  # tables whose note is made from records too
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -129,7 +129,31 @@ def speed_table(results: Results) -> Table:
     return Table("A step, beside the peers", note, head, rows, rows)
 
 
-TABLES = {"main": main_table, "bits": bits_table, "full": full_table, "bytes": ladder_table, "speed": speed_table}
+def cpu_table(results: Results) -> Table:
+    """A step of ResNet-18's tensors on a CPU, from results/bench."""
+    head = ("", "ms", "of AdamW's time")
+    found = [bench for bench in results.benchmarks if bench["device"] == "CPU" and "steps" in bench]
+    if not found:
+        return Table("On a CPU", "", head, [], [])
+    bench = found[0]
+    small = bench["steps"]["resnet18"]
+    peer = small["rows"][0]["ms"]
+    rows = [
+        (row["name"], row["missing"], "") if "missing" in row else
+        (row["name"], f"{row['ms']:.1f}", f"{row['ms'] / peer:.2f}")
+        for row in small["rows"]
+    ]  # fmt: skip
+    note = (
+        f"{bench['threads']} threads, torch {bench['versions']['torch']}, commit {bench['commit'][:7]}: ResNet-18's "
+        f"{small['weights'] / 1e6:.1f} million weights in {small['tensors']} tensors."
+    )
+    return Table("A step on a CPU", note, head, rows, rows)
+
+
+TABLES = {
+    "main": main_table, "bits": bits_table, "full": full_table, "bytes": ladder_table, "speed": speed_table,
+    "cpu": cpu_table,
+}  # fmt: skip
 
 
 def fill_in(path: Path, results: Results, known: Mapping[str, Callable[[Results], Table]] = TABLES) -> None:
