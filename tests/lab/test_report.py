@@ -14,6 +14,7 @@ import pytest
 from madam_lab import recipes, records, report, studies
 from madam_lab.report import figures, tables, theory
 from madam_lab.report.chart import Series, bars, line_chart
+from madam_lab.report.crossing import crossing_table
 from madam_lab.report.numbers import Results, problems
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -131,6 +132,22 @@ def test_the_speed_table_says_where_it_was_measured_and_prints_no_time_of_a_red_
     assert not tables.speed_table(Results(tmp_path)).has_results
     assert "2 threads, torch 2.11.0, commit ccccccc: ResNet-18's 11.2 million" in tables.cpu_table(Results(folder)).note
     assert not tables.cpu_table(Results(tmp_path)).has_results
+
+
+def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_missing(tmp_path):
+    assert not crossing_table(Results(tmp_path)).has_results
+    for name, error in (
+        ("cifar10_100e_adamw_0.001_0.1", 7.2), ("cifar10_100e_adamw_0.003_0.1", 7.9), ("cifar10_100e_crossing_1", 7.0),
+        ("wikitext2_20e_madam", 171.0),
+    ):  # fmt: skip
+        records.write(made(name, 0, error), tmp_path)
+    table = crossing_table(Results(tmp_path))
+    assert table.has_results
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 6 points", "missing")
+    assert rows["crossing 1"] == ("7.00 (1 seed)", "missing")
+    assert rows["madam"] == ("missing", "171.0 (1 seed)")
+    assert rows["crossing 1 affine"] == ("missing", "")
 
 
 def test_verify_finds_what_is_wrong(folder):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from madam_lab.report import figures, theory
+from madam_lab.report import crossing, figures, theory
 from madam_lab.report.numbers import Results
 from madam_lab.report.tables import TABLES, Table
 
@@ -25,6 +25,7 @@ td.missing{opacity:.45}.note{opacity:.75;font-size:.9rem}
 
 def page(results: Results, *, title: str = "torchmadam: what was measured") -> str:
     """The whole report as HTML."""
+    tables = (*TABLES.values(), *crossing.TABLES.values())
     tasks = list(figures.TASK_TITLES)
     rates = [figures.learning_rates(results, task) for task in tasks]
     curves = [figures.clipping(results), *(figures.convergence(results, task) for task in tasks)]
@@ -44,7 +45,7 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
             "angle between weights and gradients, under an assumption about how gradients break down.",
             theory.figures(results),
         ),
-        *(_table(table) for table in (make(results) for make in TABLES.values()) if table.has_results),
+        *(_table(table) for table in (make(results) for make in tables) if table.has_results),
         _section(
             "Number systems",
             "A weight is a rung of a ladder: a sign and an exponent, and no mantissa. Training moves it up and down.",
