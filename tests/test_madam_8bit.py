@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchmadam
+from compiler import needs_a_compiler
 from digits_training import train
 from madam_lab.tasks import digits
 from torchmadam import LadderTensor, Madam, moment8, update
@@ -165,3 +166,51 @@ def test_digits_are_learnt_as_with_the_float32_moment(ladder):
     scores = {kind: score(kind) for kind in ("float32", "8bit")}
     assert scores["8bit"] > 0.95
     assert abs(scores["8bit"] - scores["float32"]) < 0.015
+
+
+@needs_a_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in parts of PyTorch that its compiler imports
+def test_a_compiled_step_leaves_no_group_out():
+    torch.manual_seed(0)
+    models = [nn.Linear(184, 1, bias=False)]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = [Madam(m.parameters(), second_moment="8bit") for m in models]
+    steps = [optimizers[0].step, torch.compile(optimizers[1].step)]
+    for t in range(3):
+        for model, step in zip(models, steps, strict=True):
+            put_gradients(model, t)
+            step()
+    assert same(*models)
+
+
+def test_a_step_that_moved_a_moment_is_not_kept_to_be_made_again(monkeypatch):
+    model = network()
+    optimizer = Madam(model.parameters())
+    monkeypatch.setattr("torchmadam.madam.is_launched", lambda group: True)
+    step = Madam._step_parts
+    monkeypatch.setattr(Madam, "_step_parts", lambda self, group: [step(self, group)] and [lambda lr: None])
+    put_gradients(model, 0)
+    optimizer.step()  # makes the state
+    assert len(optimizer._repeats._kept) == 0
+    optimizer.step()
+    assert len(optimizer._repeats._kept) == 1
+    for kind in ("8bit", "float32"):
+        before = len(optimizer._repeats._kept)
+        optimizer.param_groups[0]["second_moment"] = kind
+        optimizer.step()
+        assert len(optimizer._repeats._kept) == before
+        optimizer.step()
+        assert len(optimizer._repeats._kept) in (before, before + 1)
+
+
+@pytest.mark.parametrize(("shape", "other"), [((5, 3), "paper12"), ((40, 27), "signed8"), ((16, 8), "signed8")])
+def test_the_state_of_floats_is_refused_by_codes_and_the_reverse(shape, other):
+    floats = nn.Linear(shape[1], shape[0], bias=False)
+    codes = torchmadam.to_ladder_(copy.deepcopy(floats), other)
+    optimizers = [Madam(m.parameters(), second_moment="8bit") for m in (floats, codes)]
+    for model, optimizer in zip((floats, codes), optimizers, strict=True):
+        put_gradients(model, 0)
+        optimizer.step()
+    for one, another in (optimizers, optimizers[::-1]):
+        with pytest.raises(ValueError, match="another kind of weights"):
+            one.load_state_dict(another.state_dict())

@@ -50,7 +50,7 @@ class Madam(Optimizer):
             Other dtypes, codes, and tensors with gaps in memory step as without it; so does a GPU, whose kernels make
             one pass anyway.
 
-    A gradient element that is not finite, or whose square overflows float32, leaves its weight and its second moment
+    A gradient element that is not finite, or whose square is above 2^126, leaves its weight and its second moment
     as they are; :meth:`nonfinite_count` says how many there were.
     """
 
@@ -138,13 +138,22 @@ class Madam(Optimizer):
         situation = situation_of(group, self.state) if is_launched(group) else None
         if situation is None or not self._repeats.again(situation, group["lr"]):
             launches = self._step_group(group)
-            if situation is not None and launches:
+            # Not if the step itself moved something, such as a moment that changed its kind or its order.
+            after = situation_of(group, self.state) if situation is not None and launches else None
+            if situation is not None and launches and after is not None and after.key == situation.key:
                 self._repeats.keep(situation, launches, sum(len(g["params"]) for g in self.param_groups))
         if coded:
             torch.clear_autocast_cache()  # which may hold casts of the weights as they were
 
     def _step_group(self, group: dict[str, Any]) -> list[Any] | None:
         """A step of one group. Where only kernels ran, returns functions of lr that make the same step again."""
+        return self._step_uncompiled(group) if group["second_moment"] == "8bit" else self._step_parts(group)
+
+    @_disable_dynamo  # Inductor on a CPU leaves out the last, smaller group of exponents (torch 2.13)
+    def _step_uncompiled(self, group: dict[str, Any]) -> list[Any] | None:
+        return self._step_parts(group)
+
+    def _step_parts(self, group: dict[str, Any]) -> list[Any] | None:
         launches: list[Any] | None = []
         if any(isinstance(p, LadderTensor) for p in group["params"]):
             launches = self._step_coded(group)
@@ -306,6 +315,7 @@ class Madam(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle, a deepcopy or :meth:`load_state_dict`."""
         super().__setstate__(state)
+        self.defaults.setdefault("compile", False)  # a pickle may be older than that argument
         self.defaults.pop("differentiable", None)  # the base class's own addition; Madam has no such argument
         self.__dict__.setdefault("_watch", Watch())
         self.__dict__.setdefault("_repeats", Repeats())

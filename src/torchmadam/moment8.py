@@ -72,7 +72,10 @@ def count_groups(shape: Sequence[int]) -> int:
 
 
 def phase(key: int, step: Tensor) -> Tensor:
-    """Where a parameter's dither is at this step, modulo 2^32, as a 0-d int32; ``key`` is its random stream."""
+    """Where a parameter's dither is at this step, modulo 2^32, as a 0-d int32; ``key`` is its random stream.
+
+    Steps are counted in float32, as PyTorch's optimisers do, so that dither and random bits stand still from 2^24 on.
+    """
     return (step.to(torch.int64) * _GOLDEN + key).to(torch.int32)
 
 

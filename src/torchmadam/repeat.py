@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
 Launch = Callable[[float | Tensor], None]
@@ -24,7 +25,7 @@ class Situation:
 
     key: Hashable
     written: Sequence[Tensor]
-    named: Sequence[object]  # what the key knows by ids, which must not be used again while it is kept
+    codings: Sequence[CodeLayout]  # which the key knows by their ids
     parameters: int
 
 
@@ -71,7 +72,7 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     key: list[Hashable] = [lr.data_ptr() if isinstance(lr, Tensor) and lr.is_cuda else None]
     key += [group[name] for name in _ARGUMENTS]
     written: list[Tensor] = []
-    named: list[object] = []
+    codings: list[CodeLayout] = []
     has_moment = group["second_moment"] != "none"
     add = key.append
     for p in group["params"]:
@@ -83,27 +84,21 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
         if held is None or g.layout is not _STRIDED:
             return None
         if has_moment:
-            moment = held.get("second_moment")
+            moment, exponents = held.get("second_moment"), held.get("exponents")
             if moment is None:
                 return None
-            add(moment.data_ptr())
-            add(moment.dtype)
-            exponents = held.get("exponents")
-            add(id(exponents))
-            named.append(exponents)
-        step, bad = held["step"], held["nonfinite"]
+            key += (moment.data_ptr(), moment.dtype, None if exponents is None else exponents.data_ptr())
         if isinstance(p, LadderTensor):  # whose layout says all about its shape
             planes, coding = p.planes, p.coding
             written += planes
-            named.append(coding)
+            codings.append(coding)
             add(id(coding))
             for plane in planes:
                 add(plane.data_ptr())
         else:
-            scale = held["scale"]
-            named.append(scale)
-            key += (p.data_ptr(), p.shape, p.stride(), p.dtype, id(scale), held.get("crossing"))
+            key += (p.data_ptr(), p.shape, p.stride(), p.dtype, held["scale"].data_ptr(), held.get("crossing"))
         written.append(p)
-        named += (step, bad)
-        key += (g.data_ptr(), g.stride(), g.dtype, id(step), id(bad), held["index"])
-    return Situation(tuple(key), written, named, len(group["params"]))
+        key += (
+            g.data_ptr(), g.stride(), g.dtype, held["step"].data_ptr(), held["nonfinite"].data_ptr(), held["index"]
+        )  # fmt: skip
+    return Situation(tuple(key), written, codings, len(group["params"]))

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from torchmadam import groups
+from torchmadam import groups, held
+from torchmadam.ladder.tensor import LadderTensor
 
 # Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
 STATE_VERSION = 1
@@ -50,8 +51,21 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
                 f"{tuple(groups.as_real(params[index]).shape)}; load the state of the same model, with its parameters "
                 f"in the same order"
             )
+        if index in params and "exponents" in state:
+            p = params[index]
+            fits = state["exponents"].numel() == held.count_exponents(p)
+            if not fits or ("scale" in state) == isinstance(p, LadderTensor):
+                raise ValueError(
+                    f"the 8-bit second moment of parameter {index} was made for another kind of weights, floats or "
+                    f"codes, and its exponents do not fit; convert before saving, or let Madam start its own state"
+                )
         shielded[index] = {
             name: Exact(value) if isinstance(value, Tensor) or name == "step" else value
             for name, value in state.items()
         }
-    return {**state_dict, "state": shielded}
+    # Whether to compile is this machine's business, not the state's.
+    own = [group["compile"] for group in optimizer.param_groups]
+    loaded = state_dict["param_groups"]
+    if len(own) == len(loaded):
+        loaded = [{**group, "compile": compiled} for group, compiled in zip(loaded, own, strict=True)]
+    return {**state_dict, "state": shielded, "param_groups": loaded}

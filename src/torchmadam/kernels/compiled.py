@@ -139,7 +139,11 @@ def _build() -> "ctypes._NamedFuncPointer":
             built = subprocess.run(command, capture_output=True, text=True)
             said = said or f"{shlex.join(command)}\n{built.stderr.strip()}"
             if built.returncode == 0:
-                step = ctypes.CDLL(str(library)).madam_step
+                try:
+                    step = ctypes.CDLL(str(library)).madam_step
+                except OSError as error:  # a folder from which nothing may run, or a library that is not there
+                    said += f"\n{error}"
+                    continue
                 step.argtypes = [ctypes.POINTER(_Tensor), ctypes.c_int64, ctypes.c_int, ctypes.c_int]
                 step.restype = None
                 return step
