@@ -34,7 +34,6 @@ _LIBRARY.define(
 _LIBRARY.define(
     "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, "
     "Tensor(d!)[] steps, Tensor[] scales, Tensor(e!)[] nonfinite, int[] streams, float[] crossings, float? bound, "
-    "bool compile, "
     f"{_RULE}) -> ()"
 )
 _LIBRARY.define(
@@ -112,8 +111,8 @@ def float_step_(
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors.
 
-    ``compile``: on a CPU by kernels/compiled.py, whatever it takes. Where only Triton's kernels ran, their launches are
-    returned: functions of lr that make the same step again.
+    ``compile``: what compiled.py takes, which is on a CPU, goes there. Where only Triton's kernels ran, their launches
+    are returned: functions of lr that make the same step again.
     """
     if torch.compiler.is_compiling():  # plain operations, which the compiler can fuse
         update.madam_(
@@ -122,11 +121,21 @@ def float_step_(
         )  # fmt: skip
         return None
     _MADE.launches = []
-    keys = [(p.device, p.dtype, g.dtype) for p, g in zip(params, grads, strict=True)]
+    held: Sequence[Tensor | None] = moments or [None] * len(params)
+    keys = [
+        (p.device, p.dtype, g.dtype, compile and compiled.takes(p, g, m))
+        for p, g, m in zip(params, grads, held, strict=True)
+    ]
     for pick in _alike(keys):
+        tensors = [pick(own) for own in (params, grads, moments, exponents, steps, scales, nonfinite)]
+        if pick(keys)[0][-1]:
+            compiled.float_step(
+                *tensors, streams=pick(streams), crossings=pick(crossings), bound=bound, lr=lr, **rule
+            )  # fmt: skip
+            _MADE.note(None)
+            continue
         torch.ops.torchmadam.float_step_(
-            pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
-            pick(streams), pick(crossings), bound, compile, *_lr_of(lr), *_rule_of(rule),
+            *tensors, pick(streams), pick(crossings), bound, *_lr_of(lr), *_rule_of(rule)
         )  # fmt: skip
     return _MADE.take()
 
@@ -134,29 +143,22 @@ def float_step_(
 def _float_step_reference(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
     scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
-    compile: bool, lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float,
-    bias_correction: bool, rounding: str | None, maximize: bool,
+    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
+    rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
-    rule: dict[str, Any] = {
-        "lr": lr if lr_tensor is None else lr_tensor, "beta": beta, "max_step": max_step, "bound": bound,
-        "weight_decay": weight_decay, "bias_correction": bias_correction, "rounding": rounding, "maximize": maximize,
-    }  # fmt: skip
-    held: Sequence[Tensor | None] = moments or [None] * len(params)
-    keys = [compile and compiled.takes(p, g, m) for p, g, m in zip(params, grads, held, strict=True)]
-    for pick in _alike(keys):
-        step = compiled.float_step if pick(keys)[0] else update.madam_
-        step(
-            pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
-            streams=pick(streams), crossings=pick(crossings), **rule,
-        )  # fmt: skip
+    update.madam_(
+        params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound,
+        lr=lr if lr_tensor is None else lr_tensor, beta=beta, max_step=max_step, weight_decay=weight_decay,
+        bias_correction=bias_correction, rounding=rounding, maximize=maximize,
+    )  # fmt: skip
     _MADE.note(None)
 
 
 def _float_step_cuda(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
     scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
-    compile: bool, lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float,
-    bias_correction: bool, rounding: str | None, maximize: bool,
+    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
+    rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
     rule: dict[str, Any] = {
         "lr": _lr_for_kernels(lr_tensor, lr), "beta": beta, "max_step": max_step, "bound": bound,
