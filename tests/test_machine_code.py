@@ -1,17 +1,92 @@
-"""What Triton's own assembler makes of the kernels for a Hopper GPU; no GPU is needed to look."""
+"""What Triton's own compiler makes of the kernels for a Hopper GPU; no GPU is needed to look.
+
+The interpreter, under which the kernels are tested, takes more than the compiler does.
+"""
 
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from torchmadam import LadderFormat
+from torchmadam import LadderFormat, moment8
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="under the interpreter nothing is compiled"
 )
+POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", torch.uint8: "*u8"}
+
+
+def machine_code(kernel, signature, constants, folder, **options):
+    """The disassembled kernel for compute capability 9.0."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    places = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    (folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    command = [disassembler, "-c", folder / "kernel.cubin"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def launched(kernel, arguments, folder):
+    """The machine code of a launch, from the arguments it would be given."""
+    from torchmadam.kernels import launch
+
+    constants = {p.name: arguments[p.name] for p in kernel.params if p.is_constexpr}
+
+    def type_of(value):
+        if isinstance(value, torch.Tensor):
+            return POINTERS[value.dtype]
+        return "i32" if isinstance(value, int) else "fp32"
+
+    signature = {n: "constexpr" if n in constants else type_of(arguments[n]) for n in kernel.arg_names}
+    return machine_code(kernel, signature, constants, folder, **launch.EXACT)
+
+
+RULE = {
+    "lr": 0.01, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True, "maximize": False,
+    "rounding": "stochastic", "streams": [1, 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "paper12", "signed8"])
+def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight, monkeypatch, tmp_path):
+    from torchmadam.kernels import launch
+    from torchmadam.ladder.layout import CodeLayout
+
+    found = []
+    monkeypatch.setattr(launch.Launches, "__call__", lambda self, lr: found.extend(self._all))
+    shapes = [(64, 64), (40, 27)]  # whose rows end on bytes, or within
+    scalars = [torch.zeros(()) for _ in shapes]
+    counts = [torch.zeros((), dtype=torch.int64) for _ in shapes]
+    moments = [torch.zeros(s, dtype=torch.uint8 if eight else torch.float32) for s in shapes]
+    if kind in ("float32", "bfloat16"):
+        weights = [torch.zeros(s, dtype=getattr(torch, kind)) for s in shapes]
+        groups = [moment8.count_groups((w.numel(),)) for w in weights]
+        exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
+        launch.float_step(
+            weights, weights, moments, exponents, scalars, scalars, counts, crossings=[0.0, 1.0], bound=3.0, **RULE
+        )  # fmt: skip
+    else:
+        codings = [CodeLayout.contiguous(LadderFormat.preset(kind), s) for s in shapes]
+        planes = [[torch.zeros(s, dtype=torch.uint8) for s in c.plane_shapes] for c in codings]
+        groups = [moment8.count_groups(s) for s in shapes]
+        exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
+        grads = [torch.zeros(s, dtype=torch.bfloat16) for s in shapes]
+        launch.coded_step(planes, codings, grads, moments, exponents, scalars, counts, **RULE)
+    steps = [(kernel, arguments) for kernel, _, arguments, _ in found if "EIGHT" in arguments]
+    assert len(found) == len(steps) + 1  # the clock
+    assert len(steps) == (1 if kind in ("float32", "bfloat16") else 2)
+    for kernel, _, arguments, _ in found:
+        code = launched(kernel, arguments, tmp_path)
+        if arguments.get("EIGHT") and arguments.get("FLAT", True):
+            assert "REDUX" in code  # the largest of a group: one instruction of a warp
 
 
 @pytest.mark.parametrize("bits", [3, 8, 12])
@@ -19,8 +94,6 @@ pytestmark = pytest.mark.skipif(
 def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(bits, flat, tmp_path):
     """With the code of zero as a constant it did, and ptxas 12.8 subtracted from some weights not at all."""
     import triton.language as tl
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     from torchmadam.kernels import launch
     from torchmadam.kernels.decode import decode_kernel
@@ -33,13 +106,6 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
     integers = {"rows": "i32", "columns": "i32", "first": "i32", "sign_key": "i64"}
     types = {"out": "*fp32", "limit": "*fp32", **pointers, **integers}
     signature = {n: "constexpr" if n in constants else types.get(n, "fp32") for n in decode_kernel.arg_names}
-    places = {(decode_kernel.arg_names.index(n),): value for n, value in constants.items()}
-    source = ASTSource(fn=decode_kernel, signature=signature, constexprs=places)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
-    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    code = subprocess.run(
-        [disassembler, "-c", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
-    ).stdout
+    code = machine_code(decode_kernel, signature, constants, tmp_path)
     assert "MUFU.EX2" in code
     assert "16x2" not in code
