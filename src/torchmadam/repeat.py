@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -11,12 +13,18 @@ from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
 Launch = Callable[[float | Tensor], None]
-_STRIDED = torch.strided
 _MOST = 16  # for each parameter: gradients move between a few places from step to step
-_ARGUMENTS = (
+_ARGUMENTS = itemgetter(
     "beta", "max_step", "bound", "crossing", "second_moment", "bias_correction", "rounding", "seed", "weight_decay",
     "maximize",
 )  # fmt: skip
+_MOMENTS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "float32": ("second_moment",),
+    "8bit": ("second_moment", "exponents"),
+}
+_STEP, _NONFINITE, _SCALE, _INDEX = map(itemgetter, ("step", "nonfinite", "scale", "index"))
+_PLANES, _CODING, _DTYPE, _SHAPE = map(attrgetter, ("planes", "coding", "dtype", "shape"))
 
 
 @dataclass(frozen=True)
@@ -67,38 +75,43 @@ def is_launched(group: dict[str, Any]) -> bool:
 
 
 def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> Situation | None:
-    """Where all tensors of a group are; None if its next step will not be like any later one."""
+    """Where all tensors of a group are; None if its next step will not be like any later one.
+
+    This is most of what a small step costs, so it asks all tensors the same question at a time, without a loop.
+    """
     lr = group["lr"]
-    key: list[Hashable] = [lr.data_ptr() if isinstance(lr, Tensor) and lr.is_cuda else None]
-    key += [group[name] for name in _ARGUMENTS]
-    written: list[Tensor] = []
-    codings: list[CodeLayout] = []
-    has_moment = group["second_moment"] != "none"
-    add = key.append
-    for p in group["params"]:
-        g = p.grad
-        if g is None:
-            add(None)
-            continue
-        held = state.get(p)
-        if held is None or g.layout is not _STRIDED:
-            return None
-        if has_moment:
-            moment, exponents = held.get("second_moment"), held.get("exponents")
-            if moment is None:
-                return None
-            key += (moment.data_ptr(), moment.dtype, None if exponents is None else exponents.data_ptr())
-        if isinstance(p, LadderTensor):  # whose layout says all about its shape
-            planes, coding = p.planes, p.coding
-            written += planes
-            codings.append(coding)
-            add(id(coding))
-            for plane in planes:
-                add(plane.data_ptr())
-        else:
-            key += (p.data_ptr(), p.shape, p.stride(), p.dtype, held["scale"].data_ptr(), held.get("crossing"))
-        written.append(p)
-        key += (
-            g.data_ptr(), g.stride(), g.dtype, held["step"].data_ptr(), held["nonfinite"].data_ptr(), held["index"]
-        )  # fmt: skip
-    return Situation(tuple(key), written, codings, len(group["params"]))
+    params = group["params"]
+    grads = [p.grad for p in params]
+    if not all(grad is not None for grad in grads):
+        params = [p for p, grad in zip(params, grads, strict=True) if grad is not None]
+        grads = [grad for grad in grads if grad is not None]
+    floats = [p for p in params if not isinstance(p, LadderTensor)]
+    coded = params if not floats else [p for p in params if isinstance(p, LadderTensor)]
+    held: list[Any] = [*map(state.get, params)]
+    own: list[Any] = held if not coded else [*map(state.get, floats)]
+    if not all(held):
+        return None  # the first step of some
+    try:
+        moments = [each[name] for name in _MOMENTS[group["second_moment"]] for each in held]
+    except KeyError:
+        return None  # the first step with this kind of moment
+    planes = [*chain.from_iterable(map(_PLANES, coded))]
+    codings = [*map(_CODING, coded)]  # each says all about its parameter's shape
+    others = chain(map(_STEP, held), map(_NONFINITE, held), map(_SCALE, own))
+    try:
+        places = tuple(map(Tensor.data_ptr, chain(grads, moments, others, planes, floats)))
+        strides = tuple(map(Tensor.stride, chain(grads, floats)))
+    except RuntimeError:
+        return None  # a sparse gradient has neither
+    key = (
+        lr.data_ptr() if isinstance(lr, Tensor) and lr.is_cuda else None,
+        _ARGUMENTS(group),
+        tuple(map(id, chain(params, codings))),
+        places,
+        strides,
+        tuple(map(_DTYPE, chain(grads, moments, floats))),
+        tuple(map(_SHAPE, floats)),
+        tuple(map(_INDEX, held)),
+        tuple(each.get("crossing") for each in own),
+    )
+    return Situation(key, planes + params, codings, len(group["params"]))

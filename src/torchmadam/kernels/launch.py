@@ -38,7 +38,7 @@ class Launches:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._all: list[tuple[Any, int, dict[str, Any], float]] = []
-        self._compiled: list[Any] = []
+        self._compiled: list[tuple[Any, list[Any], int, float]] = []
 
     def add(self, kernel: Any, programs: int, arguments: dict[str, Any], unit: float = 0.0) -> None:
         """One more kernel; with a unit, its argument ``lr`` is the learning rate in that unit."""
@@ -48,18 +48,24 @@ class Launches:
     def __call__(self, lr: float | Tensor) -> None:
         """Launch. Whether lr is a tensor, and then which one, must not change from one call to the next."""
         with _on(self._device):
-            if self._compiled:
-                for run, (_, _, arguments, unit) in zip(self._compiled, self._all, strict=True):
-                    if unit and not isinstance(lr, Tensor):
-                        arguments["lr"] = lr / unit
-                    run(*arguments.values())
+            if not self._compiled:
+                self._compile(lr)
                 return
-            for kernel, programs, arguments, unit in self._all:
+            for run, arguments, lr_place, unit in self._compiled:
                 if unit and not isinstance(lr, Tensor):
-                    arguments["lr"] = lr / unit
-                compiled = kernel[(programs,)](**arguments, **EXACT)
-                if compiled is not None:  # as it is under Triton's interpreter
-                    self._compiled.append(compiled[(programs, 1, 1)])
+                    arguments[lr_place] = lr / unit
+                run(*arguments)
+
+    def _compile(self, lr: float | Tensor) -> None:
+        for kernel, programs, arguments, unit in self._all:
+            if unit and not isinstance(lr, Tensor):
+                arguments["lr"] = lr / unit
+            compiled = kernel[(programs,)](**arguments, **EXACT)
+            if compiled is not None:  # as it is under Triton's interpreter
+                # Triton asks the driver about every tensor that it is given, and about no address.
+                given = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments.values()]
+                lr_place = list(arguments).index("lr") if unit else 0
+                self._compiled.append((compiled[(programs, 1, 1)], given, lr_place, unit))
 
 
 def float_step(
