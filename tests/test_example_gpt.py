@@ -338,20 +338,38 @@ def test_a_model_that_does_not_fit_ends_with_a_status_of_its_own(monkeypatch, tm
     assert "too large for CPU" in capsys.readouterr().err
 
 
-def test_the_largest_model_is_found_by_bisecting_and_other_failures_are_errors(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("capacity", "limit"), [(21.5, 21), (21.5, 19), (3.0, 25), (1000.0, 1), (0.5, 2), (5e5, 67)])
+@pytest.mark.parametrize("power", [1, 3])
+def test_the_largest_model_is_found_even_where_the_guess_is_wrong(power, capacity, limit, monkeypatch):
     tried = []
 
     def probe(arguments, layers, width):
         tried.append((layers, width))
-        return {"parameters": layers, "peak": layers} if layers <= 21 else None
+        size = layers**power
+        return {"parameters": size, "peak": size + 5, "capacity": capacity} if layers <= limit else None
 
     monkeypatch.setattr(memory_command, "_probe", probe)
-    found = memory_command.largest([], None)
-    assert found["parameters"] == 21
-    assert (21, 21 * 128) in tried
-    assert (22, 22 * 128) in tried
-    assert len(tried) == len(found["probes"]) <= 8
-    assert memory_command.largest([], 256)["probes"][0]["width"] == 256
+    found = memory_command.largest([], 256 if power == 1 else None)
+    assert found["parameters"] == limit**power
+    assert {layers: width for layers, width in tried}[limit] == (256 if power == 1 else 128 * limit)
+    assert len(tried) == len(found["probes"]) == len(set(tried))
+    assert limit + 1 in {layers for layers, _ in tried}
+
+
+def test_the_largest_model_takes_few_probes_where_memory_grows_evenly(monkeypatch):
+    def probe(arguments, layers, width):
+        parameters = 12 * layers * width**2 + 32768 * width
+        peak = 2.1 * parameters + 24 * width**2 + 10**9
+        return {"parameters": parameters, "peak": peak, "capacity": 150e9} if peak < 149e9 else None
+
+    monkeypatch.setattr(memory_command, "_probe", probe)
+    assert len(memory_command.largest([], None)["probes"]) <= 6
+
+
+def test_nothing_fitting_and_failures_other_than_memory_are_errors(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(memory_command, "_probe", lambda arguments, layers, width: None)
+    with pytest.raises(RuntimeError, match="not even a model of one layer"):
+        memory_command.largest([], None)
     monkeypatch.undo()
     for status, error in ((3, None), (1, "for another reason than memory:\nwrong")):
         with monkeypatch.context() as patched:

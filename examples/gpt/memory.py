@@ -47,6 +47,7 @@ def measure(shape: Shape, method: Method, device: torch.device, *, batch: int, c
         "parameters": held.weights,
         "bytes": record.bytes_by_kind(model, optimiser),
         "peak": peak,
+        "capacity": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         "loss": loss,
         "tokens": tokens.numel(),
         "seconds": seconds,
@@ -62,31 +63,42 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def largest(arguments: list[str], width: int | None) -> dict[str, Any]:
-    """The record of the deepest model that fits, found by doubling and bisecting, each probe in a process of its own.
+    """The record of the deepest model that fits, each probe in a process of its own.
 
     Without a width, models grow in both directions, 128 wide for each layer, as GPT-3's larger ones do.
     """
+    fitted: dict[int, dict[str, Any]] = {}
     probes: list[dict[str, Any]] = []
-    best: dict[str, Any] | None = None
-
-    def fits(layers: int) -> bool:
-        nonlocal best
+    most: int | None = None  # fewest layers that did not fit
+    layers = 8
+    while layers and layers not in fitted:
         found = _probe(arguments, layers, width or 128 * layers)
         probes.append({"layers": layers, "width": width or 128 * layers, "fits": found is not None})
         told = f"{found['parameters']:,} parameters, peak {found['peak']:,}" if found else "too large"
         print(f"{layers} layers, {width or 128 * layers} wide: {told}", flush=True)
-        best = found or best
-        return found is not None
-
-    low, high = 0, 8
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    if best is None:
+        if found:
+            fitted[layers] = found
+        else:
+            most = layers
+        layers = _next(fitted, most, width)
+    if not fitted:
         raise RuntimeError("not even a model of one layer fits; use a smaller --width, --vocabulary or --length")
-    return {**best, "kind": "largest", "probes": probes}
+    return {**fitted[max(fitted)], "kind": "largest", "probes": probes}
+
+
+def _next(fitted: dict[int, dict[str, Any]], most: int | None, width: int | None) -> int:
+    """How many layers to try: as many as should just fit, if peaks go on to grow with parameters as they did so far."""
+    least = max(fitted, default=0)
+    if len(fitted) < 2:
+        guess = 2 * least if most is None else (least + most) // 2
+    else:
+        smaller, larger = (fitted[layers] for layers in sorted(fitted)[-2:])
+        each = (larger["peak"] - smaller["peak"]) / (larger["parameters"] - smaller["parameters"])
+        room = 0.99 * larger["capacity"] - larger["peak"]
+        growth = 1 + max(room, 0) / max(each, 1e-3) / larger["parameters"]
+        guess = int(least * growth ** (1 if width else 1 / 3))
+    guess = max(guess, least + 1)
+    return guess if most is None else max(min(guess, most - 1), least)
 
 
 def _probe(arguments: list[str], layers: int, width: int) -> dict[str, Any] | None:

@@ -122,14 +122,20 @@ def cifar100_madam_8bit() -> Recipe:
 
 @recipe
 def cifar10_trust() -> Recipe:
-    """Angles and relative steps while FP32 Madam trains, every five epochs."""
-    return replace(cifar10_madam(), monitor=245)
+    """Angles and relative steps while FP32 Madam trains, every two epochs, in a third of the time."""
+    return _watched(cifar10_madam())
 
 
 @recipe
 def cifar10_trust_12bit() -> Recipe:
     """And where the codes are and go."""
-    return replace(cifar10_madam_12bit(), monitor=245)
+    return _watched(cifar10_madam_12bit())
+
+
+def _watched(base: Recipe) -> Recipe:
+    assert not isinstance(base.schedule, str)
+    steps = tuple((epoch // 3, lr) for epoch, lr in base.schedule)
+    return replace(base, epochs=base.epochs // 3, schedule=steps, monitor=98)
 
 
 def bound_point(bound: float) -> Recipe:
