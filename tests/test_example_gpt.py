@@ -351,7 +351,7 @@ def test_the_largest_model_is_found_even_where_the_guess_is_wrong(power, capacit
     monkeypatch.setattr(memory_command, "_probe", probe)
     found = memory_command.largest([], 256 if power == 1 else None)
     assert found["parameters"] == limit**power
-    assert {layers: width for layers, width in tried}[limit] == (256 if power == 1 else 128 * limit)
+    assert dict(tried)[limit] == (256 if power == 1 else 128 * limit)
     assert len(tried) == len(found["probes"]) == len(set(tried))
     assert limit + 1 in {layers for layers, _ in tried}
 
