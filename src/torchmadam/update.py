@@ -69,13 +69,15 @@ def madam_(
     bias_correction: bool,
     rounding: str | None,
     maximize: bool,
+    firsts: Sequence[int] = (),
 ) -> None:
     """Step real float tensors of any dtype, shape, stride and device in place.
 
     ``moments`` (like the parameters, float32; or codes of :mod:`moment8`, which come with ``exponents``) may be empty:
     then u = sign g, the rule of the paper's theory section.
     ``steps``, ``scales`` (sigma, the RMS at the first step) and ``nonfinite`` are 0-d tensors, one a parameter, on its
-    device; ``streams`` and ``crossings`` are numbers, one a parameter.
+    device; ``streams`` and ``crossings`` are numbers, one a parameter. ``firsts``: where in the whole parameter each of
+    these begins, which may be shards; empty: all are whole.
     """
     for i, param in enumerate(params):
         steps[i].add_(1)
@@ -90,11 +92,12 @@ def madam_(
         correction = moment.correction(steps[i], beta=beta) if bias_correction else None
 
         phase = moment8.phase(streams[i], steps[i]) if exponents else None
+        begin = firsts[i] if firsts else 0
 
         for first, w, grad, second_moment in _pieces(param, grads[i], moments[i] if moments else None):
             held: Tensor | moment8.Piece | None = second_moment
             if second_moment is not None and phase is not None:
-                held = moment8.Piece(second_moment, exponents[i][first // moment8.GROUP :], phase, first)
+                held = moment8.Piece(second_moment, exponents[i][first // moment8.GROUP :], phase, begin + first)
             u, usable = direction_(
                 grad, held, correction, nonfinite[i], beta=beta, max_step=max_step, maximize=maximize
             )
@@ -108,7 +111,8 @@ def madam_(
             if usable is not None:
                 new = torch.where(usable, new, old)
             if narrow and rounding != "nearest":
-                new = noise.round_stochastic(new, w.dtype, noise.random_bits_like(w, streams[i], steps[i], first))
+                bits = noise.random_bits_like(w, streams[i], steps[i], begin + first)
+                new = noise.round_stochastic(new, w.dtype, bits)
             w.copy_(new)
 
 
@@ -164,10 +168,11 @@ def madam_coded_(
         each = max(1, _span(gradient) // max(1, 16 * coding.columns)) * 16
         for first in range(0, coding.rows, each):
             rows = slice(first, first + each)
+            place = coding.first + first * coding.columns
             held: Tensor | moment8.Piece | None = None if second_moment is None else second_moment[rows]
             if isinstance(held, Tensor) and phase is not None:
                 own = exponents[i][moment8.count_groups((first, coding.columns)) :]
-                held = moment8.Piece(held, own, phase, first * coding.columns, is_matrix=True)
+                held = moment8.Piece(held, own, phase, place, is_matrix=True)
             u, usable = direction_(
                 gradient[rows],
                 held,
@@ -177,7 +182,7 @@ def madam_coded_(
                 max_step=max_step,
                 maximize=maximize,
             )
-            bits = noise.random_bits(u.shape, streams[i], steps[i], first * coding.columns) if stochastic else None
+            bits = noise.random_bits(u.shape, streams[i], steps[i], place) if stochastic else None
             own_planes = [plane[rows] for plane in planes[i]]
             old = coding.unpack(own_planes, first)
             codes = ladder.climbed(old, u, rate, rate * weight_decay, bits)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -253,3 +254,58 @@ def test_what_lies_beside_a_tensor_is_not_touched(device):
         assert torch.all(memory[-32:] == 0xA5)
     assert torch.all(moment_memory[:16] == 7)
     assert torch.all(moment_memory[-16:] == 7)
+
+
+# ---- shards
+
+
+@pytest.mark.parametrize("moment", [True, "8bit"])
+@pytest.mark.parametrize(("name", "signs"), [("paper12", "seed"), ("signed8", "plane")])
+def test_a_coded_step_of_shards_is_the_step_of_the_whole(name, signs, moment, device):
+    """Beyond 2^31 too: the tensor is cut so that its last rows lie there, and only those are stepped."""
+    ladder, columns = LADDERS[name], 24
+    for first in (3, 2**31 // columns + 5):
+        coding = CodeLayout.contiguous(ladder, (9, columns), signs, sign_key=5)
+        coding = replace(coding, first_row=first, whole_rows=first + 9)
+        codes = torch.randint(0, ladder.levels, (9, columns), dtype=torch.int32)
+        grad = draw((9, columns), 1)
+        ours, theirs = coding.pack(codes), coding.pack(codes)
+        kind = torch.uint8 if moment == "8bit" else torch.float32
+
+        def state(on):
+            exponents = [torch.zeros(moment8.count_groups((9, columns)), dtype=torch.uint8, device=on)]
+            return (
+                [torch.zeros((9, columns), dtype=kind, device=on)],
+                exponents if moment == "8bit" else [],
+                [torch.zeros((), device=on)],
+                [torch.zeros((), dtype=torch.int64, device=on)],
+            )
+
+        rule = {**RULE, "rounding": "stochastic", "streams": [11]}
+        reference, own = state("cpu"), state(device)
+        ours = [p.to(device) for p in ours]
+        update.madam_coded_([theirs], [coding], [grad], *reference, **rule)
+        launch.coded_step([ours], [coding], [grad.to(device)], *own, **rule)
+        for a, b in zip(theirs, ours, strict=True):
+            assert torch.equal(a, b.cpu())
+        assert torch.equal(reference[0][0], own[0][0].cpu())
+        elsewhere = coding.pack(codes)
+        update.madam_coded_([elsewhere], [replace(coding, first_row=0)], [grad], *state("cpu"), **rule)
+        assert not torch.equal(elsewhere[0], theirs[0])
+
+
+def test_a_float_step_of_shards_is_the_step_of_the_whole(device):
+    rule = {**RULE, "bound": 3.0, "rounding": None, "streams": [11], "crossings": [0.0]}
+    w, g = draw((1000,), 0).bfloat16(), draw((1000,), 1)
+    scale = torch.ones((), device=device)
+
+    def state(size):
+        counts = [torch.zeros((), device=device)], [scale], [torch.zeros((), dtype=torch.int64, device=device)]
+        return [torch.zeros(size, device=device)], [], *counts
+
+    whole = w.clone().to(device)
+    launch.float_step([whole], [g.to(device)], *state(1000), **rule)
+    for first, last in ((0, 301), (301, 1000)):
+        part = w[first:last].clone().to(device)
+        launch.float_step([part], [g[first:last].clone().to(device)], *state(last - first), firsts=[first], **rule)
+        assert torch.equal(part, whole[first:last])

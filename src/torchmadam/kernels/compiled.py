@@ -33,7 +33,8 @@ class _Tensor(ctypes.Structure):
 
     _fields_ = (
         ("weights", ctypes.c_void_p), ("grads", ctypes.c_void_p), ("moments", ctypes.c_void_p),
-        ("count", ctypes.c_int64), ("nonfinite", ctypes.c_int64), ("beta", ctypes.c_float), ("fresh", ctypes.c_float),
+        ("count", ctypes.c_int64), ("first", ctypes.c_int64), ("nonfinite", ctypes.c_int64),
+        ("beta", ctypes.c_float), ("fresh", ctypes.c_float),
         ("rate", ctypes.c_float), ("top", ctypes.c_float), ("factor", ctypes.c_float), ("width", ctypes.c_float),
         ("least", ctypes.c_float), ("most", ctypes.c_float), ("low", ctypes.c_uint32), ("high", ctypes.c_uint32),
     )  # fmt: skip
@@ -74,6 +75,7 @@ def float_step(
     bias_correction: bool,
     rounding: str | None,
     maximize: bool,
+    firsts: Sequence[int] = (),
 ) -> None:
     """:func:`torchmadam.update.madam_`, but for the last place, on tensors that it :func:`takes`, of one dtype.
 
@@ -100,8 +102,9 @@ def float_step(
         halves = [_unsigned(noise.halves(key, step)) for key, step in zip(streams, steps, strict=True)]
     listed = [
         _Tensor(
-            param.data_ptr(), grads[i].data_ptr(), moments[i].data_ptr() if moments else None, param.numel(), 0,
-            beta, 1 - beta, rates[i], top, factor, limit * crossings[i], least, mosts[i], *halves[i],
+            param.data_ptr(), grads[i].data_ptr(), moments[i].data_ptr() if moments else None, param.numel(),
+            firsts[i] if firsts else 0, 0, beta, 1 - beta, rates[i], top, factor, limit * crossings[i], least,
+            mosts[i], *halves[i],
         )
         for i, (param, limit) in enumerate(zip(params, limits.tolist(), strict=True))
     ]  # fmt: skip

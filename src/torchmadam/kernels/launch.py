@@ -72,7 +72,7 @@ def float_step(
     params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor],
     steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
     crossings: Sequence[float], lr: float | Tensor, beta: float, max_step: float, bound: float | None,
-    weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool,
+    weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool, firsts: Sequence[int] = (),
 ) -> Launches | None:  # fmt: skip
     """update.madam_ in one launch; all parameters of one dtype on one device, and all gradients of one dtype.
 
@@ -83,10 +83,11 @@ def float_step(
     rows = [
         [
             param.data_ptr(), grad.data_ptr(), moment.data_ptr(), step.data_ptr(), bad.data_ptr(), param.numel(),
-            stream, scale.data_ptr(), _float_bits(crossing), exponent.data_ptr(),
+            stream, scale.data_ptr(), _float_bits(crossing), exponent.data_ptr(), first,
         ]
-        for param, grad, moment, exponent, step, bad, stream, scale, crossing in zip(
-            params, laid_out, held, exponents or steps, steps, nonfinite, streams, scales, crossings, strict=True
+        for param, grad, moment, exponent, step, bad, stream, scale, crossing, first in zip(
+            params, laid_out, held, exponents or steps, steps, nonfinite, streams, scales, crossings,
+            firsts or [0] * len(params), strict=True,
         )
     ]  # fmt: skip
     device, dtype = params[0].device, params[0].dtype
@@ -105,8 +106,8 @@ def float_step(
             "MAXIMIZE": maximize, "LOST": _LOST[dtype],
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
-            "INDEX": _index_type(max(p.numel() for p in params)), "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK,
-            "SPAN": SPAN,
+            "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
+            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": SPAN,
         },
         unit=1.0,
     )  # fmt: skip
@@ -139,7 +140,7 @@ def coded_step(
                 0, laid_out[i].data_ptr(), held[i].data_ptr(), steps[i].data_ptr(), nonfinite[i].data_ptr(),
                 exponents[i].data_ptr() if exponents else 0, streams[i], coding.rows, coding.columns,
                 own[-1].data_ptr() if in_plane else coding.sign_key,
-                *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)),
+                *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)), coding.first,
             ]
         )  # fmt: skip
         counts.append(-(-_count_blocks(coding.rows, coding.columns) // SPAN))
@@ -148,7 +149,7 @@ def coded_step(
     launches = Launches(device)
     table, clock = _table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.CODED_COLUMNS)
-    wide = [tables.GRAD, tables.MOMENT, *range(tables.PLANES, tables.CODED_COLUMNS)]
+    wide = [tables.GRAD, tables.MOMENT, *range(tables.PLANES, tables.CODED_FIRST)]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
     for flat, kind in ((True, slice(0, flats)), (False, slice(flats, None))):
@@ -166,7 +167,7 @@ def coded_step(
                 "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "LANES": _lanes(codings[0], flat), "ALIGNED": _aligned(rows[kind], wide),
-                "INDEX": _index_type(max(c.rows * (c.columns + -c.columns % 8) for c in codings)),
+                "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
                 "FIELDS": tables.CODED_COLUMNS,
                 "BLOCK": BLOCK, "SPAN": SPAN,
             },

@@ -34,11 +34,12 @@ _LIBRARY.define(
 _LIBRARY.define(
     "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, "
     "Tensor(d!)[] steps, Tensor[] scales, Tensor(e!)[] nonfinite, int[] streams, float[] crossings, float? bound, "
-    f"{_RULE}) -> ()"
+    f"{_RULE}, int[] firsts) -> ()"
 )
 _LIBRARY.define(
-    f"coded_step_(Tensor(a!)[] planes, {_LADDER}, str signs, int[] sign_keys, int[] dims, int[] shapes, int[] orders, "
-    "Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, Tensor(d!)[] steps, Tensor(e!)[] nonfinite, "
+    f"coded_step_(Tensor(a!)[] planes, {_LADDER}, str signs, int[] sign_keys, int[] first_rows, "
+    "int[] dims, int[] shapes, int[] orders, Tensor[] grads, Tensor(b!)[] moments, "
+    "Tensor(c!)[] exponents, Tensor(d!)[] steps, Tensor(e!)[] nonfinite, "
     f"int[] streams, {_RULE}) -> ()"
 )
 
@@ -68,7 +69,7 @@ def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_ro
     ladder = coding.format
     out: Tensor = torch.ops.torchmadam.decode(
         planes, limit, ladder.levels, ladder.spacing, ladder.crossing, coding.shape, coding.order, coding.signs,
-        coding.sign_key, first_row, dtype,
+        coding.sign_key, max(coding.first_row, 0) + first_row, dtype,
     )  # fmt: skip
     return out
 
@@ -107,7 +108,8 @@ def _decode_shape(
 def float_step_(
     params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor],
     steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
-    crossings: Sequence[float], bound: float | None, compile: bool, lr: float | Tensor, **rule: Any,
+    crossings: Sequence[float], bound: float | None, compile: bool, lr: float | Tensor, firsts: Sequence[int] = (),
+    **rule: Any,
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors.
 
@@ -117,7 +119,7 @@ def float_step_(
     if torch.compiler.is_compiling():  # plain operations, which the compiler can fuse
         update.madam_(
             params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings,
-            bound=bound, lr=lr, **rule,
+            bound=bound, lr=lr, firsts=firsts, **rule,
         )  # fmt: skip
         return None
     _MADE.launches = []
@@ -130,12 +132,13 @@ def float_step_(
         tensors = [pick(own) for own in (params, grads, moments, exponents, steps, scales, nonfinite)]
         if pick(keys)[0][-1]:
             compiled.float_step(
-                *tensors, streams=pick(streams), crossings=pick(crossings), bound=bound, lr=lr, **rule
+                *tensors, streams=pick(streams), crossings=pick(crossings), bound=bound, lr=lr,
+                firsts=pick(firsts), **rule,
             )  # fmt: skip
             _MADE.note(None)
             continue
         torch.ops.torchmadam.float_step_(
-            *tensors, pick(streams), pick(crossings), bound, *_lr_of(lr), *_rule_of(rule)
+            *tensors, pick(streams), pick(crossings), bound, *_lr_of(lr), *_rule_of(rule), pick(firsts)
         )  # fmt: skip
     return _MADE.take()
 
@@ -144,12 +147,12 @@ def _float_step_reference(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
     scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
     lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
-    rounding: str | None, maximize: bool,
+    rounding: str | None, maximize: bool, firsts: list[int],
 ) -> None:  # fmt: skip
     update.madam_(
         params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound,
         lr=lr if lr_tensor is None else lr_tensor, beta=beta, max_step=max_step, weight_decay=weight_decay,
-        bias_correction=bias_correction, rounding=rounding, maximize=maximize,
+        bias_correction=bias_correction, rounding=rounding, maximize=maximize, firsts=firsts,
     )  # fmt: skip
     _MADE.note(None)
 
@@ -158,7 +161,7 @@ def _float_step_cuda(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
     scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
     lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
-    rounding: str | None, maximize: bool,
+    rounding: str | None, maximize: bool, firsts: list[int],
 ) -> None:  # fmt: skip
     rule: dict[str, Any] = {
         "lr": _lr_for_kernels(lr_tensor, lr), "beta": beta, "max_step": max_step, "bound": bound,
@@ -171,7 +174,7 @@ def _float_step_cuda(
         step = _launch().float_step if pick(keys)[0] else update.madam_
         launches = step(
             pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
-            streams=pick(streams), crossings=pick(crossings), **rule,
+            streams=pick(streams), crossings=pick(crossings), firsts=pick(firsts), **rule,
         )  # fmt: skip
         _MADE.note(launches)
 
@@ -195,22 +198,24 @@ def coded_step_(
         ladder = own[0].format
         torch.ops.torchmadam.coded_step_(
             list(chain.from_iterable(pick(planes))), ladder.levels, ladder.spacing, ladder.crossing, own[0].signs,
-            [c.sign_key for c in own], [len(c.shape) for c in own], list(chain.from_iterable(c.shape for c in own)),
-            list(chain.from_iterable(c.order for c in own)), pick(grads), pick(moments), pick(exponents), pick(steps),
-            pick(nonfinite), pick(streams), *_lr_of(lr), *_rule_of(rule),
+            [c.sign_key for c in own], [c.first_row for c in own], [len(c.shape) for c in own],
+            list(chain.from_iterable(c.shape for c in own)), list(chain.from_iterable(c.order for c in own)),
+            pick(grads), pick(moments), pick(exponents), pick(steps), pick(nonfinite), pick(streams),
+            *_lr_of(lr), *_rule_of(rule),
         )  # fmt: skip
     return _MADE.take()
 
 
 def _coded_step(kernel: bool, *arguments: Any) -> None:
     (
-        planes, levels, spacing, crossing, signs, sign_keys, dims, shapes, orders, grads, moments, exponents, steps,
-        nonfinite, streams, lr_tensor, lr, beta, max_step, weight_decay, bias_correction, rounding, maximize,
+        planes, levels, spacing, crossing, signs, sign_keys, first_rows, dims, shapes, orders, grads, moments,
+        exponents, steps, nonfinite, streams, lr_tensor, lr, beta, max_step, weight_decay, bias_correction, rounding,
+        maximize,
     ) = arguments  # fmt: skip
     codings, at = [], 0
-    for count, key in zip(dims, sign_keys, strict=True):
+    for count, key, first in zip(dims, sign_keys, first_rows, strict=True):
         shape, order = tuple(shapes[at : at + count]), tuple(orders[at : at + count])
-        codings.append(_coding(levels, spacing, crossing, shape, order, signs, key))
+        codings.append(_coding(levels, spacing, crossing, shape, order, signs, key, first))
         at += count
     each = len(codings[0].widths)
     own = [planes[i : i + each] for i in range(0, len(planes), each)]
@@ -256,9 +261,10 @@ def _rule_of(rule: dict[str, Any]) -> list[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _coding(
-    levels: int, spacing: float, crossing: float, shape: tuple[int, ...], order: tuple[int, ...], signs: str, key: int
-) -> CodeLayout:
-    return CodeLayout(LadderFormat(levels, spacing, crossing), shape, order, signs, key)
+    levels: int, spacing: float, crossing: float, shape: tuple[int, ...], order: tuple[int, ...], signs: str, key: int,
+    first_row: int = 0,
+) -> CodeLayout:  # fmt: skip
+    return CodeLayout(LadderFormat(levels, spacing, crossing), shape, order, signs, key, first_row)
 
 
 def _kernels_take(coding: CodeLayout) -> bool:

@@ -17,6 +17,7 @@ typedef struct {
     const void *grads;
     float *moments; /* NULL: u = sign g */
     int64_t count;
+    int64_t first;     /* where in the whole parameter these begin, which may be a shard */
     int64_t nonfinite; /* out: gradients that could not be used */
     float beta, fresh; /* fresh = 1 - beta */
     float rate;        /* lr sqrt(1 - beta^t), with the sign of maximize */
@@ -42,10 +43,10 @@ static inline uint32_t as_bits(float x) {
 }
 
 /* noise.mixed */
-static inline uint32_t random_bits(uint32_t position, uint32_t low, uint32_t high) {
-    uint32_t bits = position ^ low;
+static inline uint32_t random_bits(uint64_t position, uint32_t low, uint32_t high) {
+    uint32_t bits = (uint32_t)position ^ low;
     bits = (bits ^ bits >> 16) * 0x21F0AAADu;
-    bits = (bits ^ bits >> 15 ^ high) * 0xD35A2D97u;
+    bits = (bits ^ bits >> 15 ^ high ^ (uint32_t)(position >> 32)) * 0xD35A2D97u;
     return bits ^ bits >> 15;
 }
 
@@ -67,13 +68,13 @@ static inline float load(const void *from, int64_t i, int kind) {
     return kind == FLOAT32 ? ((const float *)from)[i] : as_float((uint32_t)((const uint16_t *)from)[i] << 16);
 }
 
-static inline void store(void *to, int64_t i, float x, int kind, uint32_t low, uint32_t high) {
+static inline void store(void *to, int64_t i, float x, int kind, int64_t first, uint32_t low, uint32_t high) {
     if (kind == FLOAT32) {
         ((float *)to)[i] = x;
         return;
     }
     uint32_t bits = as_bits(x);
-    uint32_t more = kind == BFLOAT16_STOCHASTIC ? random_bits((uint32_t)i, low, high) & 0xFFFFu
+    uint32_t more = kind == BFLOAT16_STOCHASTIC ? random_bits((uint64_t)(first + i), low, high) & 0xFFFFu
                                                 : 0x7FFFu + (bits >> 16 & 1u);
     ((uint16_t *)to)[i] = (uint16_t)((x == x ? bits + more : bits) >> 16);
 }
@@ -131,7 +132,7 @@ static inline __attribute__((always_inline)) void step_range(
         if (!crosses)
             size = size < t.least ? t.least : size;
         float within = copysignf(size, crosses ? moved : w);
-        store(t.weights, i, usable & (moved != w) ? within : w, kind, t.low, t.high);
+        store(t.weights, i, usable & (moved != w) ? within : w, kind, t.first, t.low, t.high);
         bad += !usable;
     }
     if (bad) {

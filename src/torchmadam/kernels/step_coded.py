@@ -95,7 +95,7 @@ def coded_kernel(
     tensor = tl.load(blocks + 2 * program).to(tl.int64)
     first = tl.load(blocks + 2 * program + 1) * SPAN
     at = table + tensor * FIELDS
-    rows, columns = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX)
+    rows, columns, begin = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX), tl.load(at + 14).to(INDEX)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
     gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, MOMENT, ALIGNED)
     correction, inverse, low, high, phase = read_clock(clock, tensor)
@@ -133,7 +133,7 @@ def coded_kernel(
             bytes_per_row = (columns + 7) // 8
             negative = load_plane(signs, row, group, bytes_per_row, whole, FLAT, 1, LANES, GROUPS) > 0
         if SIGN_MODE == 2:
-            negative = (random_bits(element, sign_low, sign_high) >> 31) > 0
+            negative = (random_bits(begin + element, sign_low, sign_high) >> 31) > 0
         next_row, next_group, next_whole, ahead, inside = groups_of(
             first + turn + 1, rows, columns, FLAT, INDEX, LANES, GROUPS
         )
@@ -157,7 +157,7 @@ def coded_kernel(
             g = -g
         if EIGHT:
             held, usable = moment_of(g, decoded(held, exponents), beta, fresh, HAS_MOMENT)
-            packed, exponents = encoded(held, element, phase, EXPONENTS, GROUPS, LANES)
+            packed, exponents = encoded(held, begin + element, phase, EXPONENTS, GROUPS, LANES)
             tl.store(moments + element, packed, mask)
             store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, exponents, EXPONENTS, GROUPS)
         else:
@@ -166,7 +166,7 @@ def coded_kernel(
                 tl.store(moments + element, held, mask)
         bits = element.to(tl.uint32)
         if STOCHASTIC:
-            bits = random_bits(element, low, high)
+            bits = random_bits(begin + element, low, high)
         u = fast_direction(g, held, inverse, max_step, HAS_MOMENT, CORRECT)
         move = rungs(u, k, negative, rate, spacing, middle, decay, SIGNED, SIGN_MODE, DECAYS)
         by, doubt = fast_rounded(move, bits, STOCHASTIC)

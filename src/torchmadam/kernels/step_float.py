@@ -10,20 +10,23 @@ from torchmadam.kernels.tables import address, count_bad, read_clock
 
 @triton.jit
 def float_elements(
-    row, offset, mask, grad, held, exponents, exponents_first, exponents_end, old, limit, width, inverse, low, high,
-    phase, lr, beta, fresh, max_step, decay, least, most,
+    row, begin, offset, mask, grad, held, exponents, exponents_first, exponents_end, old, limit, width, inverse, low,
+    high, phase, lr, beta, fresh, max_step, decay, least, most,
     ROWS: tl.constexpr, P: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
     BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """update.madam_ on the elements of one tensor at these offsets, a matrix, which have been loaded."""
+    """update.madam_ on the elements of one tensor at these offsets, a matrix, which have been loaded.
+
+    ``begin``: where in the whole parameter the tensor begins.
+    """
     grad, old = grad.to(tl.float32), old.to(tl.float32)
     if MAXIMIZE:
         grad = -grad
     COUNT: tl.constexpr = (ROWS * 4 + 127) // 128
     if EIGHT:
         held, usable = moment_of(grad, decoded(held, exponents), beta, fresh, HAS_MOMENT)
-        packed, exponents = encoded(held, offset, phase, COUNT, ROWS, 4)
+        packed, exponents = encoded(held, begin + offset, phase, COUNT, ROWS, 4)
         tl.store(address(row + 2, tl.uint8, ALIGNED) + offset, packed, mask)
         store_exponents(address(row + 9, tl.uint8, False), exponents_first, exponents_end, exponents, COUNT, ROWS)
     else:
@@ -49,7 +52,7 @@ def float_elements(
         new = tl.where((tl.abs(new) < least) & (old != 0), tl.where(old < 0, -least, least), new)
     new = tl.where(moves, new, old)
     if STOCHASTIC:
-        new = narrowed(new, random_bits(offset, low, high), LOST)
+        new = narrowed(new, random_bits(begin + offset, low, high), LOST)
     elif LOST == 16:
         new = nearest_bfloat16(new)
     tl.store(address(row + 0, P, ALIGNED) + offset, new.to(P), mask)
@@ -73,7 +76,7 @@ def float_kernel(
     tensor = tl.load(blocks + 2 * program).to(tl.int64)
     first = tl.load(blocks + 2 * program + 1) * SPAN
     row = table + tensor * FIELDS
-    count = tl.load(row + 5).to(INDEX)
+    count, begin = tl.load(row + 5).to(INDEX), tl.load(row + 10).to(INDEX)
     limit = tl.load(tl.load(row + 7).to(tl.pointer_type(tl.float32)))
     crossing = tl.load(row + 8).to(tl.int32).to(tl.float32, bitcast=True)
     param, grad = address(row + 0, P, ALIGNED), address(row + 1, G, ALIGNED)
@@ -117,7 +120,7 @@ def float_kernel(
                 exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
             )
         float_elements(
-            row, offset, mask, g, held, exponents, (first + turn) * EXPONENTS, exponents_end, old, limit, width,
+            row, begin, offset, mask, g, held, exponents, (first + turn) * EXPONENTS, exponents_end, old, limit, width,
             inverse, low, high, phase, lr, beta, fresh, max_step, decay, least, most, GROUPS, P, HAS_MOMENT, EIGHT,
             CORRECT, BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, ALIGNED,
         )  # fmt: skip
@@ -135,7 +138,7 @@ def float_kernel(
         if EIGHT:
             rest_exponents = load_exponents(exponents_at, exponents_end, exponents_end + 1, 1, 1)
         float_elements(
-            row, rest, inside, rest_g, rest_held, rest_exponents, exponents_end, exponents_end + 1,
+            row, begin, rest, inside, rest_g, rest_held, rest_exponents, exponents_end, exponents_end + 1,
             tl.load(param + rest, inside, other=0.0), limit, width, inverse, low, high, phase, lr, beta, fresh,
             max_step, decay, least, most, 1, P, HAS_MOMENT, EIGHT, CORRECT, BOUNDED, DECAYS, MAXIMIZE,
             LOST, STOCHASTIC, False,

@@ -10,10 +10,11 @@ import triton.language as tl
 from torchmadam.kernels.arithmetic import random_key
 
 # Columns of the tables. A float's bits are stored in the low half of an integer.
-PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS, FLOAT_COLUMNS = range(11)
+PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS, FIRST, FLOAT_COLUMNS = range(12)
 # Coded tensors: rows and columns of the matrix of codes, the plane of signs (or the key of a seed), and the planes of
-# k; the exponents of an 8-bit moment in the place of COUNT. PARAM stays empty.
-ROWS, COLUMNS, SIGNS, PLANES, CODED_COLUMNS = 7, 8, 9, 10, 14
+# k; the exponents of an 8-bit moment in the place of COUNT. PARAM stays empty. FIRST is where in the whole parameter
+# this tensor, which may be a shard, begins.
+ROWS, COLUMNS, SIGNS, PLANES, CODED_FIRST, CODED_COLUMNS = 7, 8, 9, 10, 14, 15
 CODED_EXPONENTS = COUNT
 CLOCK = 5  # numbers that the clock notes for each tensor
 

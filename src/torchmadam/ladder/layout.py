@@ -15,6 +15,8 @@ from torchmadam.ladder.format import LadderFormat
 PLANE = "plane"  # in a plane of their own
 POSITIVE = "positive"  # nowhere: all weights are positive, like the gains of a norm
 SEED = "seed"  # nowhere: a counter-based generator gives them
+# The first row of a shard that has been made but not filled; it reads as zeros.
+BLANK = -1
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class CodeLayout:
             contiguous, (0, 2, 3, 1) channels_last.
         signs: "plane", "positive" or "seed" on the paper's ladder; "plane" and without meaning on the signed one.
         sign_key: the generator's key, for signs from a seed.
+        first_row: of a shard, which of its tensor's rows it begins with. Signs from a seed, and random bits, go by an
+            element's position in the whole tensor, so that sharding changes neither. BLANK: not filled yet.
+        whole_rows: of a shard, the rows of its tensor; None: this is no shard.
     """
 
     format: LadderFormat
@@ -37,6 +42,8 @@ class CodeLayout:
     order: tuple[int, ...]
     signs: str = PLANE
     sign_key: int = 0
+    first_row: int = 0
+    whole_rows: int | None = None
 
     @classmethod
     def contiguous(
@@ -59,6 +66,11 @@ class CodeLayout:
     def numel(self) -> int:
         """Weights in the tensor."""
         return math.prod(self.shape)
+
+    @property
+    def first(self) -> int:
+        """The position in the whole tensor of the first weight."""
+        return max(self.first_row, 0) * self.columns
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -111,7 +123,7 @@ class CodeLayout:
         """Sign bits of some rows from the seed, by logical position, so that they do not depend on the memory order."""
         step = torch.zeros((), dtype=torch.int64, device=device)
         shape = torch.Size((rows, *self.shape[1:]))
-        bits = noise.random_bits(shape, self.sign_key, step, first_row * self.columns)
+        bits = noise.random_bits(shape, self.sign_key, step, self.first + first_row * self.columns)
         return ((bits >> 31) & 1).permute(self.order or (0,)).reshape(rows, self.columns)
 
     def reordered(self, order: Sequence[int]) -> "CodeLayout":
