@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchmadam import shards
 from torchmadam.messages import describe, warn
 
 SECOND_MOMENTS = ("float32", "8bit", "none")
@@ -80,12 +81,20 @@ def scales_of(source: nn.Module | Mapping[str, Any]) -> dict[str, float]:
 
 @torch.no_grad()
 def measured_scales(tensors: Iterable[Tensor]) -> list[float]:
-    """The root mean square of each tensor (0 for an empty one), read in one synchronisation a device."""
+    """The root mean square of each tensor (0 for an empty one), read in one synchronisation a device.
+
+    Of sharded tensors too it is that of the whole, so every rank that holds a part has to call this.
+    """
+    tensors = list(tensors)
+    squares = [
+        torch.stack(
+            [chunk.double().square().sum() for chunk in as_real(shards.local(t)).reshape(-1).split(_CHUNK)]
+        ).sum()
+        for t in tensors
+    ]
     by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    for i, tensor in enumerate(tensors):
-        real = as_real(tensor)
-        squares = [chunk.double().square().sum() for chunk in real.reshape(-1).split(_CHUNK)]
-        mean = torch.stack(squares).sum() / max(real.numel(), 1)
+    for i, (tensor, total) in enumerate(zip(tensors, shards.sum_over_parts(squares, tensors), strict=True)):
+        mean = total / max(tensor.numel() * (2 if tensor.is_complex() else 1), 1)
         by_device.setdefault(tensor.device, []).append((i, mean.sqrt()))
     scales: dict[int, float] = {}
     for found in by_device.values():
@@ -96,6 +105,17 @@ def measured_scales(tensors: Iterable[Tensor]) -> list[float]:
 def as_real(tensor: Tensor) -> Tensor:
     """A complex tensor as pairs of reals; any other as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def first_of(group: Mapping[str, Any], name: str | None, param: Tensor) -> int:
+    """Where in the whole float parameter the part that is here begins; 0 where nothing depends on it."""
+    first = shards.first_of(param)
+    if first is None and param.dtype in (torch.bfloat16, torch.float16) and group["rounding"] != "nearest":
+        raise ValueError(
+            f"{describe(name)} is {param.dtype} and sharded other than by rows, and stochastic rounding goes by an "
+            f"element's place in the whole tensor; use Shard(0), float32 parameters, or rounding='nearest'"
+        )
+    return (first or 0) * (2 if param.is_complex() else 1)
 
 
 def given_scale(group: Mapping[str, Any], name: str | None) -> float | None:
@@ -133,7 +153,7 @@ def starting_point(
         scales.append(measured if scale is None else scale)
         crossings.append(crossing)
         limit = scales[-1] * (group.get("bound") or 1.0)
-        if limit > 0 and torch.tensor(limit, dtype=torch.float64).to(as_real(param).dtype) == 0:
+        if limit > 0 and torch.tensor(limit, dtype=torch.float64).to(as_real(shards.local(param)).dtype) == 0:
             raise ValueError(
                 f"{describe(name)} has a scale of {scales[-1]:g}, which {param.dtype} rounds to zero; raise it"
             )

@@ -1,23 +1,27 @@
 """The second moment in an optimiser's state: made, changed from one kind to another, kept in its parameter's order."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchmadam import groups, moment8, noise
+from torchmadam import groups, moment8, noise, shards
+from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
 
 def prepare(state: dict[str, Any], p: Tensor, kind: str, stream: int) -> None:
     """See to it that a parameter's state has a second moment of this kind, in the parameter's memory order.
 
-    That order changes with ``model.to(memory_format=...)``, the kind when somebody edits a param group.
+    That order changes with ``model.to(memory_format=...)``, the kind when somebody edits a param group. The moment of a
+    sharded parameter is sharded alike.
     """
     if kind == "none":
         return
+    whole, p = p, shards.local(p)
     real = groups.as_real(p)
-    held = state.get("second_moment")
+    held = shards.local(state["second_moment"]) if "second_moment" in state else None
     wanted = torch.float32 if kind == "float32" else torch.uint8
     if held is not None and held.dtype == wanted and _is_ordered(held, real):
         return
@@ -29,15 +33,13 @@ def prepare(state: dict[str, Any], p: Tensor, kind: str, stream: int) -> None:
     if held is None:
         state["step"].zero_()  # which is how many gradients the moment has seen
         held = _empty(real, wanted).zero_()
-        state["second_moment"] = held
+        state["second_moment"] = shards.like(held, whole)
         if kind == "8bit":
             state["exponents"] = torch.zeros(count_exponents(p), dtype=torch.uint8, device=held.device)
         return
-    new, value = _empty(real, wanted), held
-    if held.dtype == torch.uint8:
-        value = torch.empty_like(held, dtype=torch.float32)
-        _as_grouped(value, p).copy_(moment8.decoded(_as_grouped(held, p), state.pop("exponents")))
-    state["second_moment"] = new
+    new, value = _empty(real, wanted), shards.local(as_float(state, whole))
+    state.pop("exponents", None)
+    state["second_moment"] = shards.like(new, whole)
     if wanted == torch.float32:
         new.copy_(value)
         return
@@ -47,11 +49,33 @@ def prepare(state: dict[str, Any], p: Tensor, kind: str, stream: int) -> None:
     moment8.encode_(codes, state["exponents"], _as_grouped(ordered, p), moment8.phase(stream, state["step"]))
 
 
+def as_float(state: dict[str, Any], p: Tensor) -> Tensor:
+    """A parameter's second moment in float32: what an 8-bit one stands for, exactly."""
+    held: Tensor = state["second_moment"]
+    if held.dtype != torch.uint8:
+        return held
+    here, own = shards.local(held), shards.local(p)
+    value = torch.empty_like(here, dtype=torch.float32)
+    _as_grouped(value, own).copy_(moment8.decoded(_as_grouped(here, own), state["exponents"]))
+    return shards.like(value, p)
+
+
 def count_exponents(p: Tensor) -> int:
     """Of the 8-bit moment of a parameter."""
-    return moment8.count_groups(
-        (p.coding.rows, p.coding.columns) if isinstance(p, LadderTensor) else (groups.as_real(p).numel(),)
-    )
+    p = shards.local(p)
+    if not isinstance(p, LadderTensor):
+        return moment8.count_groups((groups.as_real(p).numel(),))
+    coding = rows_of(p)[1]
+    return moment8.count_groups((coding.rows, coding.columns))
+
+
+def rows_of(p: Tensor) -> tuple[Sequence[Tensor], CodeLayout]:
+    """Planes and layout of what is here of a coded parameter."""
+    here = shards.local(p)
+    rows = here.as_rows() if isinstance(here, LadderTensor) else None
+    if rows is None:
+        raise TypeError(f"Madam steps coded parameters that are sharded by rows, and this is {here!r}")
+    return rows
 
 
 def _empty(p: Tensor, dtype: torch.dtype) -> Tensor:
@@ -70,4 +94,7 @@ def _strides(p: Tensor) -> tuple[int, ...]:
 def _as_grouped(moment: Tensor, p: Tensor) -> Tensor:
     """A dense moment as it lies in memory: flat, or, of a coded parameter, as its matrix of codes."""
     flat = noise.in_memory_order(moment)
-    return flat.view(p.coding.rows, p.coding.columns) if isinstance(p, LadderTensor) else flat
+    if not isinstance(p, LadderTensor):
+        return flat
+    coding = rows_of(p)[1]
+    return flat.view(coding.rows, coding.columns)

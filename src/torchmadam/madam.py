@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from torchmadam import groups, held, noise
+from torchmadam import groups, held, noise, shards
 from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.ladder.watch import Watch
@@ -132,7 +132,7 @@ class Madam(Optimizer):
             self._step_group(group)
             return
         self._check_capture(group["lr"])
-        coded = any(isinstance(p, LadderTensor) for p in group["params"])
+        coded = any(_is_coded(p) for p in group["params"])
         if coded:
             self._watch.look(group)
         situation = situation_of(group, self.state) if is_launched(group) else None
@@ -155,7 +155,7 @@ class Madam(Optimizer):
 
     def _step_parts(self, group: dict[str, Any]) -> list[Any] | None:
         launches: list[Any] | None = []
-        if any(isinstance(p, LadderTensor) for p in group["params"]):
+        if any(_is_coded(p) for p in group["params"]):
             launches = self._step_coded(group)
         params: list[Tensor] = []
         grads: list[Tensor] = []
@@ -166,7 +166,8 @@ class Madam(Optimizer):
         nonfinite: list[Tensor] = []
         streams: list[int] = []
         crossings: list[float] = []
-        self._init_group(group, params, grads, moments, exponents, steps, scales, nonfinite, streams, crossings)
+        firsts: list[int] = []
+        self._init_group(group, params, grads, moments, exponents, steps, scales, nonfinite, streams, crossings, firsts)
         if not params:
             return launches
         own = ops.float_step_(
@@ -181,6 +182,7 @@ class Madam(Optimizer):
             crossings=crossings,
             bound=group["bound"],
             compile=group["compile"],
+            firsts=firsts if any(firsts) else (),
             **self._rule(group),
         )
         return None if launches is None or own is None else launches + own
@@ -191,11 +193,12 @@ class Madam(Optimizer):
         if not params:
             return []
         states = [self.state[p] for p in params]
+        rows = [held.rows_of(p) for p in params]
         launches = ops.coded_step_(
-            [p.planes for p in params],
-            [p.coding for p in params],
-            [p.grad for p in params],
-            [state["second_moment"] for state in states if group["second_moment"] != "none"],
+            [planes for planes, _ in rows],
+            [coding for _, coding in rows],
+            [shards.local(p.grad) for p in params],
+            [shards.local(state["second_moment"]) for state in states if group["second_moment"] != "none"],
             [state["exponents"] for state in states if group["second_moment"] == "8bit"],
             [state["step"] for state in states],
             [state["nonfinite"] for state in states],
@@ -224,17 +227,19 @@ class Madam(Optimizer):
         nonfinite: list[Tensor],
         streams: list[int],
         crossings: list[float],
+        firsts: list[int],
     ) -> None:
         """Fill the lists with the group's tensors, making state where there is none yet.
 
         The name and the shape of this method are PyTorch's: ``torch.compile`` runs it outside the graph it traces.
         """
-        for _, p in self._ready(group, coded=False):
+        for name, p in self._ready(group, coded=False):
             state = self.state[p]
-            params.append(p)
-            grads.append(p.grad)
+            params.append(shards.local(p))
+            grads.append(shards.local(p.grad))
+            firsts.append(groups.first_of(group, name, p))
             if group["second_moment"] != "none":
-                moments.append(state["second_moment"])
+                moments.append(shards.local(state["second_moment"]))
             if group["second_moment"] == "8bit":
                 exponents.append(state["exponents"])
             steps.append(state["step"])
@@ -249,7 +254,7 @@ class Madam(Optimizer):
         ready = [
             (name, p)
             for name, p in zip(names, group["params"], strict=True)
-            if p.grad is not None and isinstance(p, LadderTensor) == coded
+            if p.grad is not None and _is_coded(p) == coded
         ]
         for name, p in ready:
             if p.grad.layout != torch.strided:
@@ -327,3 +332,9 @@ class Madam(Optimizer):
             for name, value in own.items():
                 if isinstance(value, Exact):
                     own[name] = value.on(p.device)
+            if "second_moment" in own:
+                own["second_moment"] = shards.part_of(own["second_moment"], p)
+
+
+def _is_coded(p: Tensor) -> bool:
+    return isinstance(shards.local(p), LadderTensor)

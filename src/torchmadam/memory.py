@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchmadam import shards
 from torchmadam.ladder.tensor import LadderTensor
 
 
@@ -55,12 +56,12 @@ def memory(model: nn.Module, optimizer: Optimizer | None = None) -> Memory:
     """What a model and its optimiser hold at this moment, each tensor once.
 
     Call it after a step, when the optimiser has its state; and before ``zero_grad`` to see the gradients. Any PyTorch
-    optimiser will do, so that one can compare.
+    optimiser will do, so that one can compare. Of what is spread over ranks, only what is here counts.
     """
-    params = {id(p): p for p in model.parameters()}
+    params = {id(p): shards.local(p) for p in model.parameters()}
     coded = [p for p in params.values() if isinstance(p, LadderTensor)]
     state = [
-        (value, name == "exponents" or (value.numel() >= p.numel() and value.dim() == p.dim() > 0))
+        (shards.local(value), name == "exponents" or (value.numel() >= p.numel() and value.dim() == p.dim() > 0))
         for p, held in (optimizer.state.items() if optimizer is not None else ())
         for name, value in held.items()
         if isinstance(value, Tensor)
@@ -72,7 +73,7 @@ def memory(model: nn.Module, optimizer: Optimizer | None = None) -> Memory:
         scales=_bytes(p.limit for p in coded),
         moments=_bytes(value for value, is_moment in state if is_moment),
         counters=_bytes(value for value, is_moment in state if not is_moment),
-        gradients=_bytes(p.grad for p in params.values() if p.grad is not None),
+        gradients=_bytes(shards.local(p.grad) for p in model.parameters() if p.grad is not None),
         buffers=_bytes(model.buffers()),
     )
 

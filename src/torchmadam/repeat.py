@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmadam import shards
 from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
@@ -85,16 +86,19 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     if not all(grad is not None for grad in grads):
         params = [p for p, grad in zip(params, grads, strict=True) if grad is not None]
         grads = [grad for grad in grads if grad is not None]
-    floats = [p for p in params if not isinstance(p, LadderTensor)]
-    coded = params if not floats else [p for p in params if isinstance(p, LadderTensor)]
     held: list[Any] = [*map(state.get, params)]
-    own: list[Any] = held if not coded else [*map(state.get, floats)]
     if not all(held):
         return None  # the first step of some
     try:
         moments = [each[name] for name in _MOMENTS[group["second_moment"]] for each in held]
     except KeyError:
         return None  # the first step with this kind of moment
+    here = params
+    if shards.are_any_sharded(params):
+        here, grads, moments = ([*map(shards.local, each)] for each in (params, grads, moments))
+    floats = [p for p in here if not isinstance(p, LadderTensor)]
+    coded = here if not floats else [p for p in here if isinstance(p, LadderTensor)]
+    own = held if not coded else [each for each, p in zip(held, here, strict=True) if not isinstance(p, LadderTensor)]
     planes = [*chain.from_iterable(map(_PLANES, coded))]
     codings = [*map(_CODING, coded)]  # each says all about its parameter's shape
     others = chain(map(_STEP, held), map(_NONFINITE, held), map(_SCALE, own))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from torchmadam import groups, held
+from torchmadam import groups, held, shards
 from torchmadam.ladder.tensor import LadderTensor
 
 # Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
@@ -21,8 +21,8 @@ class Exact:
 
     def on(self, device: torch.device) -> Tensor:
         """A copy on this device, of the dtype it was saved in."""
-        dtype = None if isinstance(self.value, Tensor) else torch.float32
-        return torch.as_tensor(self.value, dtype=dtype).detach().clone().to(device)
+        value = self.value if isinstance(self.value, Tensor) else torch.as_tensor(self.value, dtype=torch.float32)
+        return value.detach().clone().to(device)
 
 
 def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -54,10 +54,11 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         if index in params and "exponents" in state:
             p = params[index]
             fits = state["exponents"].numel() == held.count_exponents(p)
-            if not fits or ("scale" in state) == isinstance(p, LadderTensor):
+            if not fits or ("scale" in state) == isinstance(shards.local(p), LadderTensor):
                 raise ValueError(
                     f"the 8-bit second moment of parameter {index} was made for another kind of weights, floats or "
-                    f"codes, and its exponents do not fit; convert before saving, or let Madam start its own state"
+                    f"codes, or on another number of ranks, and its exponents do not fit; convert before saving, move "
+                    f"between ranks with torchmadam.distributed.save and load, or let Madam start its own state"
                 )
         shielded[index] = {
             name: Exact(value) if isinstance(value, Tensor) or name == "step" else value

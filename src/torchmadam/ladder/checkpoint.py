@@ -107,7 +107,7 @@ def flatten(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, A
             shared[name] = first[place]
         elif isinstance(value, LadderTensor):
             tensor = cast(LadderTensor, value.detach().clone(memory_format=torch.contiguous_format))
-            coded[name] = _description(tensor)
+            coded[name] = description(tensor.coding, tensor.dtype)
             tensors |= {f"{name}.plane{i}": plane.cpu() for i, plane in enumerate(tensor.planes)}
             tensors[f"{name}.limit"] = tensor.limit.cpu()
         elif value.dtype not in _SAFETENSORS:
@@ -144,8 +144,9 @@ def unflatten(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[s
     return state
 
 
-def _description(tensor: LadderTensor) -> dict[str, Any]:
-    coding, ladder = tensor.coding, tensor.coding.format
+def description(coding: CodeLayout, dtype: torch.dtype) -> dict[str, Any]:
+    """A coded parameter in terms of JSON."""
+    ladder = coding.format
     return {
         "levels": ladder.levels,
         "spacing": ladder.spacing,
@@ -153,7 +154,7 @@ def _description(tensor: LadderTensor) -> dict[str, Any]:
         "shape": list(coding.shape),
         "signs": coding.signs,
         "sign_key": coding.sign_key,
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
 
 

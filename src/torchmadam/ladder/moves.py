@@ -4,6 +4,7 @@ Each handler is called with the operator and its arguments, and registered in ``
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes, return_and_corr
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torchmadam.kernels import ops
-from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
+from torchmadam.ladder.layout import BLANK, PLANE, SEED, CodeLayout
 from torchmadam.ladder.tensor import MOVES, LadderTensor, refusal, version
 
 aten = torch.ops.aten
@@ -81,11 +82,17 @@ def _order_for(source: LadderTensor, memory_format: torch.memory_format | None) 
     return tuple(range(dims))
 
 
+def _keeps_storage(source: LadderTensor, order: tuple[int, ...]) -> bool:
+    """Whether a copy has storage like its source's: of whole tensors, and of shards, whose last rows may be filling."""
+    shard = source.coding.whole_rows is not None and source.as_rows() is not None
+    return (source.is_whole or shard) and order == source.coding.order
+
+
 def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source: LadderTensor = args[0]
     source._check_current()
     order = _order_for(source, kwargs.get("memory_format"))
-    if source.is_whole and order == source.coding.order:
+    if _keeps_storage(source, order):
         out = _like(source, [plane.clone() for plane in source.planes], source.limit.clone())
     else:
         out = _recoded(source, order)
@@ -116,9 +123,13 @@ def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     source: LadderTensor = args[0]
     dtype = kwargs.get("dtype") or source.dtype
     device = kwargs.get("device")
-    if not dtype.is_floating_point or not source.is_whole:
+    order = _order_for(source, kwargs.get("memory_format"))
+    if not dtype.is_floating_point or not (source.is_whole or _keeps_storage(source, order)):
         return func(_placeholder(source), **kwargs)
-    coding = source.coding.reordered(_order_for(source, kwargs.get("memory_format")))
+    if not source.is_whole:
+        planes = [torch.empty_like(plane, device=device) for plane in source.planes]
+        return _like(source, planes, torch.empty_like(source.limit, device=device), dtype=dtype)
+    coding = source.coding.reordered(order)
     planes = [torch.empty_like(plane, device=device) for plane in source.planes]
     return LadderTensor(planes, torch.empty_like(source.limit, device=device), coding, dtype=dtype)
 
@@ -129,23 +140,48 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(target, source.decode(), *args[2:], **kwargs)
     if not isinstance(source, LadderTensor):
         raise refusal("copy_")
-    ours, theirs = target.coding, source.coding
-    if not (target.is_whole and source.is_whole and ours.shape == theirs.shape and ours.format == theirs.format):
+    into, rows = target.as_rows(), source.as_rows()
+    if into is None or rows is None or into[1].shape != rows[1].shape or into[1].format != rows[1].format:
         raise TypeError(
-            f"copy_ between LadderTensors needs whole tensors of one shape and one ladder, and got {source} for "
-            f"{target}; convert the target to the source's ladder first, with torchmadam.to_ladder_ or torchmadam.load"
+            f"copy_ between LadderTensors needs whole tensors, or rows, of one shape and one ladder, and got {source} "
+            f"for {target}; convert the target to the source's ladder first, with torchmadam.to_ladder_ or "
+            f"torchmadam.load"
         )
-    if ours.signs != theirs.signs or ours.sign_key != theirs.sign_key:
+    ours, theirs = into[1], rows[1]
+    moved = ours.signs == SEED and ours.first_row not in (theirs.first_row, BLANK)
+    if ours.signs != theirs.signs or ours.sign_key != theirs.sign_key or moved:
         raise TypeError(
             f"copy_ between LadderTensors whose signs differ in kind ({theirs.signs} to {ours.signs}) would lose "
             f"signs; load the file into a float model instead, with torchmadam.load"
         )
-    planes = source.planes if ours.order == theirs.order else _recoded(source, ours.order).planes
-    for plane, new in zip(target.planes, planes, strict=True):
+    if (
+        not target.is_whole
+        and ours.first_row != BLANK
+        and not torch.equal(target.limit, source.limit.to(target.device))
+    ):
+        raise TypeError(
+            f"copy_ into some rows of a LadderTensor needs the same limit, and got {float(source.limit):g} for "
+            f"{float(target.limit):g}: the other rows would change their size; copy whole tensors"
+        )
+    planes = rows[0] if ours.order == theirs.order else _recoded(source, ours.order).planes
+    for plane, new in zip(into[0], planes, strict=True):
         plane.copy_(new)
         torch.autograd.graph.increment_version(plane)  # in here PyTorch does not count by itself
     target.limit.copy_(source.limit)
+    if ours.first_row == BLANK:
+        _place(target, theirs.first_row)
     return return_and_correct_aliasing(func, args, kwargs, target)
+
+
+def _place(shard: LadderTensor, first_row: int) -> None:
+    """Tell a blank shard, and the storage that it is a view of, which rows it holds from now on."""
+    base = shard._base
+    if shard.storage_offset() or not (base is None or isinstance(base, LadderTensor)):
+        raise TypeError("a blank shard is filled from its first row on")
+    for tensor in (shard, base):
+        if tensor is not None:
+            tensor.coding = replace(tensor.coding, first_row=first_row)
+            tensor._as_rows = None
 
 
 def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -165,6 +201,22 @@ def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(_placeholder(args[0]), *args[1:], **kwargs)
 
 
+def _new_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An ordinary tensor; but among ranks, rows like the source's are a blank shard, which FSDP then fills.
+
+    A blank shard reads as zeros, and refuses floats.
+    """
+    source, size = args[0], tuple(args[1])
+    rows = source.as_rows() if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+    same = kwargs.get("dtype") in (None, source.dtype) and kwargs.get("device") in (None, source.device)
+    if rows is None or not same or not size or size[1:] != tuple(source.shape[1:]):
+        return _made_like(func, args, kwargs)
+    total = rows[1].rows if rows[1].whole_rows is None else rows[1].whole_rows
+    coding = replace(rows[1], shape=size, first_row=BLANK, whole_rows=total)
+    planes = [source.planes[0].new_zeros(shape) for shape in coding.plane_shapes]
+    return LadderTensor(planes, source.limit.clone(), coding, dtype=source.dtype)
+
+
 def _placeholder(source: LadderTensor) -> Tensor:
     return torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=source.device)
 
@@ -178,8 +230,9 @@ MOVES.update(
         aten.copy_.default: _copy_,
         aten.embedding.default: _embedding,
         aten._unsafe_view.default: _view,
+        aten.new_zeros.default: _new_zeros,
     }
 )
-for _name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full",
+for _name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_ones", "new_full",
               "new_empty", "new_empty_strided"):  # fmt: skip
     MOVES[getattr(aten, _name).default] = _made_like

@@ -19,14 +19,15 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torchmadam.kernels import ops
 from torchmadam.ladder.format import LadderFormat
-from torchmadam.ladder.layout import CodeLayout
+from torchmadam.ladder.layout import BLANK, CodeLayout
+from torchmadam.ladder.rows import Rows
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 # Operators that move elements, filled in by moves.py; a handler may decline with NotImplemented.
 MOVES: dict[Any, Handler] = {}
 
 
-class LadderTensor(Tensor):
+class LadderTensor(Rows, Tensor):
     """A strided view of coded storage that behaves as a float tensor wherever it is read.
 
     Its dtype is the dtype it decodes to, and the dtype of its gradients; the precision is in the codes. Make one with
@@ -180,8 +181,8 @@ class LadderTensor(Tensor):
         self._check_current()
         dtype = self.dtype if dtype is None else dtype
         size, stride, offset = self.shape, self.stride(), self.storage_offset()
-        if self.numel() == 0:
-            return torch.empty(size, dtype=dtype, device=self.device)
+        if self.numel() == 0 or self.coding.first_row == BLANK:
+            return torch.zeros(size, dtype=dtype, device=self.device)
         planes, first, last = self.planes, 0, self.coding.rows
         if not self.is_whole:
             # Only the rows that this view touches.

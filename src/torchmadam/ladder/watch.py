@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmadam import shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
@@ -31,7 +32,8 @@ class Watch:
             now = float(lr), group["rounding"]
             if self._lr.get(place) != now:
                 self._lr[place] = now
-                for ladder in {p.coding.format for p in group["params"] if isinstance(p, LadderTensor)}:
+                coded = [here for p in group["params"] if isinstance(here := shards.local(p), LadderTensor)]
+                for ladder in {here.coding.format for here in coded}:
                     self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding)
         self._ticks[place] += 1
         due = self._ticks[place] in _EARLY or self._ticks[place] % _EVERY == 0
@@ -50,9 +52,12 @@ class Watch:
     def _look_at_codes(self, group: dict[str, Any]) -> None:
         names = group.get("param_names") or [None] * len(group["params"])
         fresh = [
-            (name, p)
+            (name, here)
             for name, p in zip(names, group["params"], strict=True)
-            if isinstance(p, LadderTensor) and p.grad is not None and id(p) not in self._said and p.numel() >= _FEWEST
+            if isinstance(here := shards.local(p), LadderTensor)
+            and p.grad is not None
+            and id(here) not in self._said
+            and here.numel() >= _FEWEST
         ]
         if not fresh:
             return
