@@ -4,6 +4,7 @@
 """
 
 from torchmadam.distributed.checkpoint import export, load, save
+from torchmadam.distributed.meta import materialise_
 from torchmadam.distributed.replicas import compare_replicas, data_parallel, synchronise_, watch_replicas
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "data_parallel",
     "export",
     "load",
+    "materialise_",
     "save",
     "synchronise_",
     "watch_replicas",

@@ -32,8 +32,13 @@ from torchmadam.madam import Madam
 _CURRENT = "current"
 
 
-def save(folder: str | os.PathLike[str], model: nn.Module, optimizer: Madam | None = None) -> None:
-    """Write a model, and its optimiser's state, sharded or not; every rank has to call this.
+def save(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Madam | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
+    """Write a model, and its optimiser's state, sharded or not; every rank of the group has to call this.
 
     The folder keeps the last complete checkpoint, and the one before until the new one is complete.
     """
@@ -44,20 +49,25 @@ def save(folder: str | os.PathLike[str], model: nn.Module, optimizer: Madam | No
         tensors |= state
     text = json.dumps(about, sort_keys=True).encode()
     tensors["about"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    number = _next(folder)
+    number = _next(folder, process_group)
     with _quietly():
-        write_parts(dict(tensors), checkpoint_id=folder / number)
-    if _rank() == 0:
+        write_parts(dict(tensors), checkpoint_id=folder / number, process_group=process_group)
+    if _rank(process_group) == 0:
         write_atomically(folder / _CURRENT, [number.encode()])
         for other in folder.iterdir():
             if other.is_dir() and other.name != number and other.name.isdecimal():
                 shutil.rmtree(other, ignore_errors=True)
     if dist.is_initialized():
-        dist.barrier()
+        dist.barrier(process_group)
 
 
-def load(folder: str | os.PathLike[str], model: nn.Module, optimizer: Madam | None = None) -> None:
-    """Read a checkpoint into a model, and an optimiser, of the same kind; every rank has to call this.
+def load(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Madam | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
+    """Read a checkpoint into a model, and an optimiser, of the same kind; every rank of the group has to call this.
 
     The number of ranks, and how tensors are spread over them, may differ from those that wrote it; one process without
     ranks will do. Parameters are filled in place, and have to be coded as the checkpoint's are.
@@ -70,7 +80,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module, optimizer: Madam | No
         filling = parts.Filling(model, optimizer, about, names)
         tensors |= filling.tensors
     with _quietly():
-        read_parts(dict(tensors), checkpoint_id=at)
+        read_parts(dict(tensors), checkpoint_id=at, process_group=process_group)
     parts.filled(model)
     if filling is not None:
         filling.finish()
@@ -121,20 +131,20 @@ def _about(at: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     return about, names
 
 
-def _next(folder: Path) -> str:
+def _next(folder: Path, group: dist.ProcessGroup | None) -> str:
     """A number that no checkpoint in the folder has, the same on every rank."""
     chosen = [""]
-    if _rank() == 0:
+    if _rank(group) == 0:
         folder.mkdir(parents=True, exist_ok=True)
         taken = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
         chosen = [str(max(taken, default=0) + 1)]
     if dist.is_initialized():
-        dist.broadcast_object_list(chosen)
+        dist.broadcast_object_list(chosen, 0 if group is None else dist.get_global_rank(group, 0), group)
     return chosen[0]
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def _rank(group: dist.ProcessGroup | None) -> int:
+    return dist.get_rank(group) if dist.is_available() and dist.is_initialized() else 0
 
 
 class _quietly(warnings.catch_warnings):  # noqa: N801 (used as a function is)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmadam import groups, noise
+from torchmadam import groups, noise, shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
@@ -31,6 +31,7 @@ def to_ladder_(
     sign_seed: int | None = None,
     dtype: torch.dtype | None = None,
     filter: Callable[[str, nn.Parameter], bool] | None = None,
+    first_index: int = 0,
 ) -> nn.Module:
     """Turn a model's parameters into codes, in place. No float copy of them is kept. Make the optimiser afterwards.
 
@@ -52,6 +53,7 @@ def to_ladder_(
         sign_seed: draw the signs from this seed and store them nowhere. Tensors without negative weights stay positive.
         dtype: what the tensors decode to, and the dtype of their gradients; None keeps each parameter's own.
         filter: a function of name and parameter; False leaves a parameter as it is.
+        first_index: number of the first parameter, which keys what is drawn for it; for models converted in pieces.
     """
     ladder = _ladder(bits)
     if init not in (None, "uniform", "nearest"):
@@ -79,7 +81,7 @@ def to_ladder_(
     scales, _, _ = groups.starting_point(arguments, list(names), [p.detach() for p in params])
 
     coded: dict[nn.Parameter, nn.Parameter] = {}
-    for index, (name, param, sigma) in enumerate(zip(names, params, scales, strict=True)):
+    for index, (name, param, sigma) in enumerate(zip(names, params, scales, strict=True), first_index):
         if param.is_complex():
             raise ValueError(f"{describe(name)} is complex, and ladders hold real weights; leave it out with filter=")
         limit = sigma * (_DEFAULT_BOUND if bound is None else bound)
@@ -98,6 +100,11 @@ def to_ladder_(
 @torch.no_grad()
 def to_dense_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Turn a model's codes back into ordinary float parameters, in place, of the dtype they decode to."""
+    for name, p in model.named_parameters():
+        if shards.is_sharded(p) and isinstance(shards.local(p), LadderTensor):
+            raise ValueError(
+                f"{describe(name)} is sharded; load what torchmadam.distributed.save saved into a model that is not"
+            )
     dense: dict[nn.Parameter, nn.Parameter] = {
         p: nn.Parameter(p.decode(dtype), requires_grad=p.requires_grad)
         for p in model.parameters()
@@ -122,14 +129,21 @@ def _chosen(
         for m in model.modules()
         if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.padding_idx is not None and not ladder.is_signed
     }
-    return {
+    chosen = {
         p: name
         for name, p in model.named_parameters()
-        if not isinstance(p, LadderTensor)
+        if not isinstance(shards.local(p), LadderTensor)
         and (p.is_floating_point() or p.is_complex())
         and id(p) not in padded
         and (filter is None or filter(name, p))
     }
+    for p, name in chosen.items():
+        if shards.is_sharded(p) or p.is_meta:
+            raise ValueError(
+                f"{describe(name)} is {'sharded' if shards.is_sharded(p) else 'on the meta device'}; convert before "
+                f"fully_shard, and a model too large for that with torchmadam.distributed.materialise_"
+            )
+    return chosen
 
 
 def _encoded(

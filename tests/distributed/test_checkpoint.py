@@ -1,0 +1,66 @@
+"""Checkpoints that all ranks write, and any number of ranks reads."""
+
+import pytest
+import torch
+from tests.distributed import work
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+import torchmadam
+from ranks import on_ranks
+from torchmadam import LadderFileError, Madam
+from torchmadam.distributed import export, load, save
+
+CASES = [
+    ("paper12", {"sign_seed": 4}, {"rounding": "stochastic"}),
+    ("signed8", {}, {"second_moment": "8bit"}),
+    (torch.bfloat16, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("ladder", "conversion", "arguments"), CASES, ids=str)
+def test_what_four_ranks_save_two_ranks_one_rank_and_no_ranks_load(ladder, conversion, arguments, tmp_path):
+    on_ranks(4, work.saved_on_all_ranks, tmp_path / "run", ladder, conversion, arguments)
+    assert len([entry for entry in (tmp_path / "run").iterdir() if entry.is_dir()]) == 1
+    reference = work.build(ladder, **conversion)
+    theirs = Madam(reference.parameters(), lr=0.02, **arguments)
+    work.step_given(reference, theirs, [0, 1, 2])
+    model = work.build(ladder, **conversion)
+    optimizer = Madam(model.parameters(), **arguments)
+    load(tmp_path / "run", model, optimizer)
+    if arguments.get("second_moment") != "8bit":
+        work.assert_same(model, reference)
+    work.goes_on(model, optimizer, reference, theirs)
+    export(tmp_path / "run", tmp_path / "model.safetensors")
+    plain = work.build(ladder, **conversion)
+    torchmadam.load(tmp_path / "model.safetensors", plain)
+    fresh = work.build(ladder, **conversion)
+    load(tmp_path / "run", fresh)
+    work.assert_same(plain, fresh)
+
+
+def test_a_rank_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path):
+    with pytest.raises((ProcessExitedException, ProcessRaisedException)):
+        on_ranks(2, work.dies_while_saving, tmp_path)
+    assert len([entry for entry in tmp_path.iterdir() if entry.is_dir()]) == 2  # the one before, and a piece
+    reference = work.build("paper12")
+    work.step_given(reference, Madam(reference.parameters()), [0])
+    model = work.build("paper12", seed=3)
+    optimizer = Madam(model.parameters())
+    load(tmp_path, model, optimizer)
+    work.assert_same(model, reference)
+    save(tmp_path, model, optimizer)
+    assert len([entry for entry in tmp_path.iterdir() if entry.is_dir()]) == 1
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
+    model = work.build("paper12")
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        load(tmp_path, model)
+    save(tmp_path, model)
+    for other in (work.build("signed8"), work.build(None), work.build("paper12", work.mlp)):
+        before = [work.bits_of(p).clone() for p in other.parameters()]
+        with pytest.raises(LadderFileError, match=r"no checkpoint of this model.*convert the model first"):
+            load(tmp_path, other)
+        assert all(torch.equal(work.bits_of(p), b) for p, b in zip(other.parameters(), before, strict=True))
+    with pytest.raises(LadderFileError, match="holds no optimiser"):
+        load(tmp_path, model, Madam(model.parameters()))

@@ -1,0 +1,309 @@
+"""What ranks do in the tests of this folder, and what they do it to."""
+
+import contextlib
+import copy
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from torchmadam import LadderTensor, Madam, held, shards, to_dense_, to_ladder_
+from torchmadam.distributed import data_parallel, load, save, watch_replicas
+
+
+class Net(nn.Module):
+    """Rows that divide by no number of ranks, fewer rows than ranks, one dimension and three."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.filters = nn.Conv1d(1, 5, 3)
+        self.wide = nn.Linear(20, 13)
+        self.norm = nn.LayerNorm(13)
+        self.narrow = nn.Linear(13, 1)
+        self.last = nn.Linear(1, 3)
+
+    def forward(self, x):
+        x = self.filters(self.table(x).unsqueeze(1)).flatten(1)
+        return self.last(self.narrow(self.norm(torch.tanh(self.wide(x)))))
+
+
+def build(ladder, make=Net, device="cpu", **conversion):
+    torch.manual_seed(0)
+    model = make().to(device)
+    if isinstance(ladder, torch.dtype):
+        return model.to(ladder)
+    return model if ladder is None else to_ladder_(model, ladder, **conversion)
+
+
+def sharded(model, mesh, **arguments):
+    for child in model.children():
+        if list(child.parameters()):
+            fully_shard(child, mesh=mesh, **arguments)
+    return fully_shard(model, mesh=mesh, **arguments)
+
+
+def meshes(device="cpu"):
+    """Meshes of 1, 2, ... ranks, that those ranks then use; the others get None."""
+    made = [DeviceMesh(device, list(range(n))) for n in range(1, dist.get_world_size() + 1)]
+    return [mesh if dist.get_rank() < mesh.size() else None for mesh in made]
+
+
+def given(p, t, i):
+    """The gradient number i of step t, of which a sharded parameter gets its part."""
+    whole = torch.randn(p.shape, generator=torch.Generator().manual_seed(1000 * t + i)).to(p.device, p.dtype)
+    return shards.part_of(whole, p)
+
+
+def step_given(model, optimizer, steps):
+    for t in steps:
+        for i, p in enumerate(model.parameters()):
+            p.grad = given(p, t, i)
+        optimizer.step()
+
+
+def bits_of(tensor):
+    """All of a tensor, from all ranks: codes as integers, floats as they are."""
+    here = shards.local(tensor).detach()
+    if not isinstance(here, LadderTensor):
+        return tensor.full_tensor().detach() if shards.is_sharded(tensor) else here
+    codes = here.codes()
+    return shards.like(codes, tensor).full_tensor() if shards.is_sharded(tensor) else codes
+
+
+def assert_same(model, reference):
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(bits_of(p), bits_of(q)), name
+
+
+# ---- FSDP2
+
+KINDS = [
+    ("paper12", {}, {}),
+    ("paper12", {"sign_seed": 4}, {"rounding": "stochastic"}),
+    ("signed8", {"dtype": torch.bfloat16}, {}),
+    ("paper10", {}, {"second_moment": "none", "rounding": "stochastic", "weight_decay": 0.1}),
+    (None, {}, {}),
+    (torch.bfloat16, {}, {}),
+]
+
+
+def fsdp_steps_equal_one_process(rank, device="cpu"):
+    """One to four ranks take the very steps of one process when they are given its gradients."""
+    for mesh in meshes(device):
+        for ladder, conversion, arguments in KINDS:
+            if mesh is None:
+                continue
+            reference = build(ladder, device=device, **conversion)
+            model = sharded(build(ladder, device=device, **conversion), mesh)
+            optimizer = Madam(model.parameters(), **arguments)
+            theirs = Madam(reference.parameters(), **arguments)
+            x = torch.arange(11, device=device)
+            for t in range(3):
+                # The forward pass too, from gathered planes; it must not change what is stepped.
+                torch.testing.assert_close(model(x), reference(x))
+                step_given(model, optimizer, [t])
+                step_given(reference, theirs, [t])
+                assert_same(model, reference)
+            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+                ours, own = optimizer.state[p], theirs.state[q]
+                if "second_moment" in own:
+                    assert torch.equal(ours["second_moment"].full_tensor(), own["second_moment"])
+                if "scale" in own:
+                    torch.testing.assert_close(ours["scale"], own["scale"], rtol=1e-6, atol=0)
+        dist.barrier()
+
+
+def mlp():
+    return nn.Sequential(
+        nn.Linear(64, 160), nn.ReLU(), nn.LayerNorm(160), nn.Linear(160, 96), nn.ReLU(), nn.Linear(96, 10)
+    )
+
+
+def batch_of(t):
+    generator = torch.Generator().manual_seed(t)
+    x = torch.randn(48, 64, generator=generator)
+    return x, (x[:, :10].abs()).argmax(1)
+
+
+def share_of_codes_that_differ(model, reference):
+    pairs = [(bits_of(p), bits_of(q)) for p, q in zip(model.parameters(), reference.parameters(), strict=True)]
+    return sum(int((a != b).sum()) for a, b in pairs) / sum(a.numel() for a, _ in pairs)
+
+
+class Counted:
+    """Bytes that this rank hands to PyTorch's all-gather, while this is entered."""
+
+    def __enter__(self):
+        self.bytes = 0
+        # Its name changed between PyTorch 2.11 and 2.13.
+        self._name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        self._original = getattr(dist, self._name)
+
+        def counting(output_tensor, input_tensor, *args, **kwargs):
+            self.bytes += input_tensor.numel() * input_tensor.element_size()
+            return self._original(output_tensor, input_tensor, *args, **kwargs)
+
+        setattr(dist, self._name, counting)
+        return self
+
+    def __exit__(self, *_):
+        setattr(dist, self._name, self._original)
+
+
+def gathers_are_packed(rank, device="cpu"):
+    """The share of bf16's bytes that a forward pass gathers, by ladder."""
+    mesh = meshes(device)[-1]
+
+    def gathered(ladder):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        model = sharded(
+            build(ladder, lambda: nn.Sequential(nn.Linear(512, 63), nn.Linear(63, 64)), device), mesh, mp_policy=policy
+        )
+        with Counted() as counted:
+            out = model(torch.ones(2, 512, device=device))
+        assert out.dtype == torch.bfloat16
+        out.sum().backward()
+        for p in model.parameters():
+            assert p.grad.dtype == torch.float32
+            assert (ladder is None) or isinstance(shards.local(p), LadderTensor)
+        return counted.bytes
+
+    floats = gathered(None)
+    rows = {512: 63, 63: 64}
+    assert floats == 2 * sum(-(-n // mesh.size()) * (width + 1) for width, n in rows.items()), floats
+    assert 0.74 * floats < gathered("paper12") <= 0.83 * floats
+    assert 0.49 * floats < gathered("signed8") <= 0.52 * floats
+
+
+def mixed_precision_computes_what_narrow_codes_compute(rank, device="cpu"):
+    mesh = meshes(device)[-1]
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(build("paper12", device=device), mesh, mp_policy=policy)
+    reference = build("paper12", device=device, dtype=torch.bfloat16)
+    x = torch.arange(11, device=device)
+    out = model(x)
+    assert torch.equal(out, reference(x))
+    out.float().square().mean().backward()
+    reference(x).float().square().mean().backward()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert p.grad.dtype == torch.float32
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad.float(), rtol=0.01, atol=1e-6)
+
+
+def micro_steps(model, optimizer, t, rank, world, *, hold):
+    """A step on two halves of a batch, of which each rank takes its slice, clipped to a norm."""
+    x, y = batch_of(t)
+    halves = list(zip(x.double().chunk(2), y.chunk(2), strict=True))
+    for i, (part, target) in enumerate(halves):
+        with hold(model, i + 1 < len(halves)):
+            own = part.chunk(world)[rank], target.chunk(world)[rank]
+            (nn.functional.cross_entropy(model(own[0]), own[1]) / len(halves)).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm.full_tensor() if shards.is_sharded(norm) else norm
+
+
+@contextlib.contextmanager
+def without_reducing(model, wait):
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(not wait)
+        yield
+    else:
+        with model.no_sync() if wait and hasattr(model, "no_sync") else contextlib.nullcontext():
+            yield
+
+
+def training_end_to_end_differs_in_few_codes(rank, ladder, rounding, sizes):
+    """Fifty steps: the batch split over ranks, gradients accumulated over two halves and clipped to a norm.
+
+    Sums in another order differ in their last bit, and in float32 that soon moves a code, and then others; gradients
+    are float64 here, so that what is compared is the arithmetic of ranks.
+    """
+    everyone = meshes()
+    for kind, mesh in [*(("fsdp", mesh) for i, mesh in enumerate(everyone) if i + 1 in sizes), ("ddp", everyone[-1])]:
+        if mesh is not None:
+            reference = build(ladder, mlp, dtype=torch.float64)
+            theirs = Madam(reference.parameters(), rounding=rounding)
+            model = build(ladder, mlp, dtype=torch.float64)
+            if kind == "ddp" and rank:
+                to_ladder_(to_dense_(model), ladder, seed=rank)  # which data_parallel has to make rank 0's
+            model = sharded(model, mesh) if kind == "fsdp" else data_parallel(model)
+            optimizer = Madam(model.parameters(), rounding=rounding)
+            if kind == "ddp":
+                watch_replicas(model, optimizer, every=25)
+            for t in range(50):
+                expected = micro_steps(reference, theirs, t, 0, 1, hold=without_reducing)
+                norm = micro_steps(model, optimizer, t, rank, mesh.size(), hold=without_reducing)
+                torch.testing.assert_close(norm, expected, rtol=1e-4, atol=0)
+            assert share_of_codes_that_differ(model, reference) < 0.001
+        dist.barrier()
+
+
+# ---- checkpoints
+
+
+def saved_on_all_ranks(rank, folder, ladder, conversion, arguments):
+    """Four ranks save after three steps; two ranks, and one, go on from there as one process would have."""
+    everyone = meshes()
+    reference = build(ladder, **conversion)
+    theirs = Madam(reference.parameters(), lr=0.02, **arguments)
+    model = sharded(build(ladder, **conversion), everyone[-1])
+    optimizer = Madam(model.parameters(), lr=0.02, **arguments)
+    step_given(model, optimizer, [0])
+    save(folder, model, optimizer)  # which the next one replaces
+    step_given(model, optimizer, [1, 2])
+    save(folder, model, optimizer)
+    step_given(reference, theirs, [0, 1, 2])
+    for mesh in everyone[:2]:
+        if mesh is not None:
+            other = sharded(build(ladder, seed=9, **conversion) if ladder else build(ladder), mesh)
+            fresh = Madam(other.named_parameters(), **arguments)
+            load(folder, other, fresh, mesh.get_group())
+            assert_same(other, reference)
+            goes_on(other, fresh, reference, theirs)
+        dist.barrier()
+
+
+def goes_on(model, optimizer, reference, theirs):
+    """Two more steps from here are the reference's, and so is what the optimiser holds."""
+    reference, state = copy.deepcopy(reference), theirs.state_dict()
+    theirs = Madam(reference.parameters())
+    theirs.load_state_dict(copy.deepcopy(state))
+    assert optimizer.param_groups[0]["lr"] == theirs.param_groups[0]["lr"] == 0.02
+    step_given(model, optimizer, [3, 4])
+    step_given(reference, theirs, [3, 4])
+    exact = optimizer.param_groups[0]["second_moment"] != "8bit"  # whose groups of 128 end with the shard
+    if exact:
+        assert_same(model, reference)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        ours, own = optimizer.state[p], theirs.state[q]
+        assert ours["index"] == own["index"]
+        assert float(ours["step"]) == float(own["step"]) == 5
+        if "second_moment" in own:
+            moments = [held.as_float(state, tensor) for state, tensor in ((ours, p), (own, q))]
+            moment = moments[0].full_tensor() if shards.is_sharded(p) else moments[0]
+            torch.testing.assert_close(moment, moments[1], rtol=0 if exact else 0.35, atol=0)
+
+
+def dies_while_saving(rank, folder):
+    """Rank 1 is gone in the middle of the second save."""
+    model = sharded(build("paper12"), meshes()[-1])
+    optimizer = Madam(model.parameters())
+    step_given(model, optimizer, [0])
+    save(folder, model, optimizer)
+    step_given(model, optimizer, [1])
+    if rank == 1:
+        written = FileSystemWriter.write_data
+
+        def dying(*arguments):
+            written(*arguments)
+            os._exit(17)
+
+        FileSystemWriter.write_data = dying
+    save(folder, model, optimizer)
