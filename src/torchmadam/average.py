@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from torchmadam import shards
 from torchmadam.ladder.convert import replace_tensors
 from torchmadam.ladder.tensor import LadderTensor
 
@@ -16,6 +17,10 @@ class Average:
     def __init__(self, model: nn.Module, decay: float | None) -> None:
         if decay is not None and not 0 <= decay < 1:
             raise ValueError(f"decay={decay} cannot work: it is the memory of a running mean, 0 <= decay < 1, or None")
+        if any(shards.is_sharded(p) for p in model.parameters()):
+            raise TypeError(
+                "an average holds whole tensors, and this model is spread over ranks; average a model that is not"
+            )
         self._model = model
         self._decay = decay
         self.count = 0

@@ -308,6 +308,15 @@ class Madam(Optimizer):
             by_device.setdefault(state["nonfinite"].device, []).append(state["nonfinite"])
         return sum(int(torch.stack(counts).sum()) for counts in by_device.values())
 
+    def state_dict(self) -> dict[str, Any]:
+        """State and groups, as of any optimiser."""
+        if any("exponents" in own and shards.is_sharded(p) for p, own in self.state.items()):
+            raise RuntimeError(
+                "the groups of a sharded 8-bit moment end with the shard, so torch.distributed.checkpoint would mix up "
+                "their exponents; use torchmadam.distributed.save and load"
+            )
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned; every tensor keeps its dtype and goes to its parameter's device."""
         # Appended last, so that the user's own hooks may still translate the dict.

@@ -75,6 +75,11 @@ def release_gradients(model: nn.Module, optimizer: Madam) -> Released:
     """
     if not isinstance(optimizer, Madam):
         raise TypeError(f"release_gradients works with torchmadam.Madam, and this is a {type(optimizer).__name__}")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            "under DDP a gradient that has just arrived is this rank's own, not yet the mean of all ranks; use "
+            "fully_shard, under which it is, or train without release_gradients"
+        )
     if optimizer in _RELEASED:
         raise RuntimeError("this optimiser's gradients are released already; call remove() on what that returned first")
     owned = {p for group in optimizer.param_groups for p in group["params"]}

@@ -2,17 +2,21 @@
 
 import contextlib
 import copy
+import functools
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
-from torchmadam import LadderTensor, Madam, held, shards, to_dense_, to_ladder_
-from torchmadam.distributed import data_parallel, load, save, watch_replicas
+import torchmadam
+from torchmadam import LadderTensor, Madam, held, release_gradients, shards, to_dense_, to_ladder_
+from torchmadam.distributed import compare_replicas, data_parallel, load, materialise_, save, watch_replicas
 
 
 class Net(nn.Module):
@@ -307,3 +311,154 @@ def dies_while_saving(rank, folder):
 
         FileSystemWriter.write_data = dying
     save(folder, model, optimizer)
+
+
+# ---- DDP
+
+
+def raises(kind, match, function, *arguments):
+    with pytest.raises(kind, match=match):
+        function(*arguments)
+
+
+def replicas_start_and_stay_equal(rank):
+    x = torch.arange(11)
+    for ladder in ("paper12", "signed8", None):
+        model = build(ladder, **({"seed": rank} if ladder else {}))
+        if ladder is None and rank:
+            model.wide.weight.data.neg_()
+        if ladder != "signed8":  # which draws nothing
+            raises(RuntimeError, r"differs on ranks \[1\] from rank 0's", compare_replicas, model)
+        wrapped = data_parallel(model)
+        compare_replicas(model)
+        optimizer = Madam(wrapped.parameters(), rounding="stochastic")
+        watching = watch_replicas(model, optimizer, every=2)
+        for t in range(4):
+            (wrapped(x)[:, rank] * (rank + 1 + t)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            if rank == 1 and ladder:
+                model.wide.weight.planes[0][3, 2] ^= 1
+            elif rank == 1:
+                model.wide.weight[3, 2].mul_(1 + 2**-22)
+        raises(RuntimeError, r"wide.weight differs on ranks \[1\] from rank 0's", compare_replicas, model)
+        watching.remove()
+        raises(TypeError, "not yet the mean of all ranks; use fully_shard", release_gradients, wrapped, optimizer)
+    other = build("paper12" if rank == 0 else "paper10")
+    raises(RuntimeError, "table.weight is of another shape, dtype or ladder on ranks", data_parallel, other)
+    raises(TypeError, "init_sync", lambda: data_parallel(model, init_sync=True))
+    raises(TypeError, "is sharded", compare_replicas, sharded(build("paper12"), meshes()[-1]))
+
+
+# ---- what else there is
+
+
+def everything_else_under_fsdp(rank, folder):
+    mesh = meshes()[-1]
+    x = torch.arange(11)
+    reference = build("paper12")
+    theirs = Madam(reference.parameters())
+
+    # Gradients released inside backward, and 8-bit moments.
+    for arguments in ({}, {"second_moment": "8bit"}):
+        reference = build("paper12")
+        theirs = Madam(reference.parameters(), **arguments)
+        model = sharded(build("paper12"), mesh)
+        optimizer = Madam(model.parameters(), **arguments)
+        release_gradients(model, optimizer)
+        for _ in range(3):
+            model(x).square().mean().backward()
+            assert all(p.grad is None for p in model.parameters())
+            optimizer.step()
+            reference(x).square().mean().backward()
+            theirs.step()
+            theirs.zero_grad()
+        assert share_of_codes_that_differ(model, reference) <= 0.01
+
+    raises(RuntimeError, "would mix up their exponents", optimizer.state_dict)
+    raises(TypeError, "spread over ranks.*torchmadam.distributed.save", torchmadam.save, model, folder / "x")
+    raises(TypeError, "spread over ranks", torchmadam.average, model)
+    raises(ValueError, "is sharded; load what torchmadam.distributed.save saved", to_dense_, model)
+    raises(ValueError, "is sharded; convert before fully_shard", to_ladder_, sharded(build(None), mesh))
+    raises(TypeError, "would write floats", lambda: next(model.parameters()).data.fill_(1.0))
+    # What this rank holds: padding counts, and the second moment of 8 bits.
+    held_here = torchmadam.memory(model, optimizer)
+    assert (
+        held_here.weights
+        == torchmadam.summary(model).weights
+        == sum(shards.local(p).numel() for p in model.parameters())
+    )
+    assert held_here.floats == 0
+
+    # The state of one process goes into a sharded optimiser.
+    reference = build("paper12")
+    theirs = Madam(reference.parameters())
+    step_given(reference, theirs, [0, 1])
+    model = build("paper12")
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            p.copy_(q)
+    model = sharded(model, mesh)
+    optimizer = Madam(model.parameters())
+    optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    step_given(model, optimizer, [2])
+    step_given(reference, theirs, [2])
+    assert_same(model, reference)
+
+    # A table of embeddings is gathered in packed rows, and only the rows that are asked for are decoded.
+    model.table.unshard()
+    assert isinstance(model.table.weight, LadderTensor)
+    assert model.table.weight.is_whole
+    model.table.reshard()
+
+    # Narrow floats that are not sharded by rows would need places that are not one stretch.
+    wide = sharded(nn.Sequential(nn.Linear(8, 4, bias=False)).bfloat16(), mesh, shard_placement_fn=lambda p: Shard(1))
+    optimizer = Madam(wide.named_parameters())
+    wide(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    raises(ValueError, "0.weight.*sharded other than by rows", optimizer.step)
+    Madam(wide.named_parameters(), rounding="nearest").step()
+
+
+def models_come_from_the_meta_device(rank):
+    """The same weights on every number of ranks; and none is ever whole on a rank, but those of one unit."""
+    found = []
+    for mesh in meshes():
+        if mesh is None:
+            continue
+        with torch.device("meta"):
+            model = Net()
+        shard = functools.partial(fully_shard, mesh=mesh)
+        materialise_(model, [model.wide, model.norm], "paper12", device="cpu", shard=shard, filter=_not_last)
+        assert all(shards.is_sharded(p) for p in model.parameters())
+        assert isinstance(shards.local(model.wide.weight), LadderTensor)
+        assert not isinstance(shards.local(model.last.weight), LadderTensor)
+        torch.testing.assert_close(model.norm.weight.detach().full_tensor(), torch.ones(13), rtol=1e-3, atol=0)
+        optimizer = Madam(model.parameters())
+        model(torch.arange(11)).sum().backward()
+        optimizer.step()
+        found.append([bits_of(p) for p in model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(found[0], found[-1], strict=True))
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+    raises(ValueError, "shares a parameter", lambda: materialise_(model, model, device="cpu", shard=lambda m: m))
+    dist.barrier()
+
+
+def _not_last(name, p):
+    return not name.startswith("last.")
+
+
+def compiled_models_hold_codes(rank):
+    reference = build("paper12")
+    theirs = Madam(reference.parameters())
+    model = sharded(build("paper12"), meshes()[-1])
+    optimizer = Madam(model.parameters())
+    run = torch.compile(model, options=torchmadam.compile_options())
+    for _ in range(3):
+        for forward, own in ((run, optimizer), (reference, theirs)):
+            forward(torch.arange(11)).square().mean().backward()
+            own.step()
+            own.zero_grad()
+    assert share_of_codes_that_differ(model, reference) < 0.01

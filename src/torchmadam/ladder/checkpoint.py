@@ -18,6 +18,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
+from torchmadam import shards
 from torchmadam.files import write_atomically
 from torchmadam.groups import unwrapped
 from torchmadam.ladder import packing
@@ -90,6 +91,11 @@ def _unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}, not a tensor, and the file format holds tensors only")
+        if shards.is_sharded(value):
+            raise TypeError(
+                f"{name} is spread over ranks, and this file holds whole tensors; use torchmadam.distributed.save, "
+                f"load and export"
+            )
     plain = {unwrapped(name): value for name, value in state.items()}
     return plain if len(plain) == len(state) else dict(state)
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from torchmadam import shards
 from torchmadam.ladder.tensor import LadderTensor
 
 
@@ -54,12 +55,14 @@ def summary(model: nn.Module) -> Summary:
     """The parameters of a model, coded and float: format, bytes, and how many codes sit at the ends of their ladder.
 
     Many codes at the top mean that weights want to grow past the bound; many at the bottom, that they want to vanish.
+    Of what is spread over ranks, only what is here counts.
     """
     return Summary(tuple(_row(name, param) for name, param in model.named_parameters()))
 
 
 @torch.no_grad()
-def _row(name: str, param: nn.Parameter) -> Row:
+def _row(name: str, param: Tensor) -> Row:
+    param = shards.local(param)
     shape, count = tuple(param.shape), param.numel()
     if not isinstance(param, LadderTensor):
         return Row(
