@@ -8,11 +8,20 @@ from ranks import on_ranks
 
 
 def test_one_to_four_ranks_produce_the_codes_of_one_process():
+    on_ranks(4, work.fsdp_steps_equal_one_process, "cpu", work.KINDS[:2])
+
+
+@pytest.mark.slow
+def test_one_to_four_ranks_produce_the_weights_of_one_process_of_every_kind():
     on_ranks(4, work.fsdp_steps_equal_one_process)
 
 
 def test_what_travels_is_packed_planes():
     on_ranks(2, work.gathers_are_packed)
+
+
+def test_two_ranks_produce_the_weights_of_one_process_of_every_kind():
+    on_ranks(2, work.fsdp_steps_equal_one_process, "cpu", work.KINDS[2:])
 
 
 def test_mixed_precision_computes_what_narrow_codes_compute():
@@ -28,13 +37,13 @@ def test_models_come_from_the_meta_device_the_same_on_any_number_of_ranks():
 
 
 def test_training_on_two_ranks_differs_in_fewer_than_one_code_in_a_thousand():
-    on_ranks(2, work.training_end_to_end_differs_in_few_codes, "paper12", "stochastic", (2,))
+    on_ranks(2, work.training_end_to_end_differs_in_few_codes, "paper12", "stochastic", (2,), False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ladder", "rounding"), [("paper12", "nearest"), ("signed8", "stochastic")])
 def test_training_on_two_to_four_ranks_differs_in_fewer_than_one_code_in_a_thousand(ladder, rounding):
-    on_ranks(4, work.training_end_to_end_differs_in_few_codes, ladder, rounding, (2, 3, 4))
+    on_ranks(4, work.training_end_to_end_differs_in_few_codes, ladder, rounding, (2, 3, 4), True)
 
 
 @pytest.mark.slow
