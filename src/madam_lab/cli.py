@@ -150,27 +150,30 @@ def _chosen(patterns: Sequence[str]) -> list[Any]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from madam_lab import data, queue
+    from madam_lab import data, queue, ranks
 
     overrides = dict(_override(text) for text in options.set)
     chosen = [item.overridden(overrides) for item in _chosen(options.patterns)]
     if options.smoke:
         chosen = [item.as_smoke() for item in chosen]
     seeds = [int(seed) for seed in options.seed.split(",")]
-    outcome = queue.work(
-        chosen,
-        seeds,
-        data=data.root(options.data),
-        results=options.results,
-        folder=options.runs,
-        budget=options.budget if options.budget is not None else float("inf"),
-        save_every=options.save_every,
-        device=_device(options.device),
-        overrides=overrides,
-        quiet=options.quiet,
-    )
-    print(f"{len(outcome.done)} done, {len(outcome.skipped)} were done before, {len(outcome.left)} left")
-    if outcome.left:
+    with ranks.joined(_device(options.device)) as device:
+        first = ranks.here().is_first
+        outcome = queue.work(
+            chosen,
+            seeds,
+            data=data.root(options.data),
+            results=options.results,
+            folder=options.runs,
+            budget=options.budget if options.budget is not None else float("inf"),
+            save_every=options.save_every,
+            device=device,
+            overrides=overrides,
+            quiet=options.quiet,
+        )
+    if first:
+        print(f"{len(outcome.done)} done, {len(outcome.skipped)} were done before, {len(outcome.left)} left")
+    if outcome.left and first:
         print(f"next: {outcome.left[0]}; the same command goes on")
     return 130 if outcome.signalled else 0
 

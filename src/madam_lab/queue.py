@@ -3,14 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from madam_lab import records
+from madam_lab import ranks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
 from madam_lab.studies import Study
@@ -48,25 +48,30 @@ def work(
     """
     limits = Limits(deadline=time.monotonic() + budget, save_every=save_every)
     outcome = Outcome()
+    team = ranks.here()
+    if not team.is_first:
+        quiet, say = True, _silently
     with limits.watching_signals():
         for seed in seeds:
             for recipe in recipes:
                 label = f"{recipe.name} seed {seed}"
-                if records.path_of(recipe.name, seed, results).exists():
+                path = records.path_of(recipe.name, seed, results)
+                if team.agreed(path.exists()):
                     outcome.skipped.append(label)
-                elif limits.reached():
+                elif team.agreed(limits.reached()):
                     outcome.left.append(label)
                 else:
-                    with _claim(folder / recipe.name / f"{seed}.lock") as ours:
-                        if not ours:
+                    lock = folder / recipe.name / f"{seed}.lock"
+                    with _claim(lock) if team.is_first else nullcontext(True) as ours:
+                        if not team.agreed(ours):
                             say(f"{label}: another process is at it")
                             outcome.left.append(label)
                             continue
-                        if records.path_of(recipe.name, seed, results).exists():
+                        if team.agreed(path.exists()):
                             outcome.skipped.append(label)
                             continue
                         if isinstance(recipe, Study):  # short, so that it is never stopped half-way
-                            record = recipe.run(seed, results, overrides)
+                            record = team.agreed(recipe.run(seed, results, overrides) if team.is_first else None)
                             outcome.done.append(label)
                             say(described(record))
                             continue
@@ -107,6 +112,10 @@ def _claim(path: Path) -> Iterator[bool]:
             yield True
         finally:
             path.unlink(missing_ok=True)
+
+
+def _silently(_: str) -> None:
+    """Say nothing: the first rank does."""
 
 
 def described(record: dict[str, Any]) -> str:

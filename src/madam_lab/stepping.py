@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from madam_lab import ranks
 from madam_lab.recipes import Recipe
 from madam_lab.tasks.task import Batch, Task
 from torchmadam import LadderTensor, Madam, compile_options
@@ -52,11 +53,13 @@ class Stepper:
     ) -> None:
         self.recipe, self.task, self.model, self.optimiser = recipe, task, model, optimiser
         self.on_gpu = task.device.type == "cuda"
+        self.ranks = ranks.here()
+        self._trained = self.ranks.wrapped(model)
         self.sums = torch.zeros(3, device=task.device)
         self._autocast = self.on_gpu and recipe.precision == "bf16"
         # Compiled for the shape of a full batch; a smaller one at an epoch's end is not worth a second compilation.
         self._full: tuple[int, ...] | None = None
-        if compiled:
+        if compiled and not self.ranks.are_many:  # gradients that travel are neither compiled nor captured
             torch.compiler.reset()  # earlier runs in this process must not count against the limit of recompilations
             coded = any(isinstance(p, LadderTensor) for p in model.parameters())
             options = compile_options() if coded else None
@@ -76,7 +79,7 @@ class Stepper:
 
     def step(self, batch: Batch, *, plainly: bool = False) -> None:
         """One step of training; ``plainly``, outside of any graph, so that the optimiser's hooks run."""
-        if not self.on_gpu:
+        if not self.on_gpu or self.ranks.are_many:
             self._run(batch)
             return
         shape = tuple(batch[0].shape)
@@ -102,24 +105,25 @@ class Stepper:
         self._graphs[shape] = graph, inputs
 
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.task.loss(self.model, batch)
+        return self.task.loss(self._trained, batch)
 
     def _run(self, batch: Batch) -> None:
         self.optimiser.zero_grad(set_to_none=True)
+        batch, weight = self.ranks.share(batch, self.task.batch_dim)
         loss_of = self._compiled_loss if tuple(batch[0].shape) == self._full else self._loss
         with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
             loss, sums = loss_of(batch)
-        loss.backward()
+        (loss if weight == 1 else loss * weight).backward()
         if self.recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.optimiser.step()
-        self.sums += sums
+        self.sums += sums if weight else 0 * sums
 
     def take_sums(self) -> Tensor:
         """The sums since the last call, on the CPU, and begin anew."""
         taken = self.sums.to("cpu", copy=True)
         self.sums.zero_()
-        return taken
+        return self.ranks.total(taken)
 
     def evaluate(self, split: str) -> float:
         """The metric on a split, in evaluation mode."""
@@ -127,4 +131,5 @@ class Stepper:
         with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
             score = self.task.evaluate(self.model, split)
         self.model.train()
+        score = float(self.ranks.agreed(score))
         return score if math.isfinite(score) else math.inf

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from madam_lab import looks, records
+from madam_lab import looks, ranks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
 from madam_lab.stepping import Stepper, build_optimiser
@@ -79,6 +79,7 @@ class Run:
     ) -> None:
         self.recipe, self.seed, self.results = recipe, seed, results
         self.overrides = overrides or {}
+        self.ranks = ranks.here()
         self.provenance = records.provenance()  # now: the files may change while it runs
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.checkpoint = folder / recipe.name / f"{seed}.pt"
@@ -102,11 +103,12 @@ class Run:
         self.codes: list[dict[str, Any]] = []
         self.trust: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
-        torch.manual_seed(seed + 1)  # dropout, apart from the initial weights
+        # Dropout, apart from the initial weights, and on each rank its own.
+        torch.manual_seed(seed + 1 + 1_000_003 * self.ranks.rank)
 
     def train(self, limits: Limits, progress: Progress) -> dict[str, Any]:
         """Train to the end and write the record; or save and raise :class:`Stopped`."""
-        if self.checkpoint.exists():
+        if self.ranks.agreed(self.checkpoint.exists()):
             self._restore()
         else:
             self._look_at_codes()
@@ -118,12 +120,13 @@ class Run:
                 self._step(batch)
                 self.step += 1
                 now = time.monotonic()
-                if limits.reached() or now - saved > limits.save_every:
+                leaves, saves = self.ranks.agreed((limits.reached(), now - saved > limits.save_every))
+                if leaves or saves:
                     self._synchronise()
                     self.seconds += time.monotonic() - clock
                     self._save()
                     clock = saved = time.monotonic()
-                    if limits.reached():
+                    if leaves:
                         raise Stopped
                 progress.step(self.epoch + self.step / self.task.steps)
             if not self._end_epoch(progress):
@@ -201,13 +204,14 @@ class Run:
             "codes": self.codes or None,
             "seconds": round(self.seconds, 2),
             "started": self.started,
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU",
+            "device": self.ranks.on(torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"),
             **self.provenance,
         }
         if self.recipe.monitor is not None:
             record["trust"] = self.trust
-        records.write(record, self.results)
-        self.checkpoint.unlink(missing_ok=True)
+        if self.ranks.is_first:
+            records.write(record, self.results)
+            self.checkpoint.unlink(missing_ok=True)
         return record
 
     def _synchronise(self) -> None:
@@ -222,11 +226,15 @@ class Run:
             "source": self.provenance["source"],
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            "sums": self.stepper.sums,
+            "random": self.ranks.gathered(torch.get_rng_state()),
+            "random_cuda": self.ranks.gathered(
+                torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+            ),
+            "sums": self.ranks.gathered(self.stepper.sums.cpu()),
             **{name: getattr(self, name) for name in _PROGRESS},
         }
+        if not self.ranks.is_first:
+            return
         buffer = io.BytesIO()
         torch.save(state, buffer)
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -243,14 +251,22 @@ class Run:
             )
         if state["source"] != self.provenance["source"]:
             self.provenance |= {"dirty": True, "source": "mixed"}  # other code began the run
+        own = {name: self._own(state[name]) for name in ("random", "random_cuda", "sums")}
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        torch.set_rng_state(state["random"].cpu())
-        if state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
-        self.stepper.sums.copy_(state["sums"])
+        torch.set_rng_state(own["random"].cpu())
+        if own["random_cuda"] is not None:
+            torch.cuda.set_rng_state(own["random_cuda"].cpu(), self.device)
+        self.stepper.sums.copy_(own["sums"])
         for name in _PROGRESS:
             setattr(self, name, state.get(name, getattr(self, name)))  # a run may have begun before there was such
+
+    def _own(self, saved: Any) -> Any:
+        """What is this rank's of what every rank has for itself; runs used to have one process, and no list."""
+        every = saved if isinstance(saved, list) else [saved]
+        if len(every) != self.ranks.world:
+            raise ValueError(f"{self.checkpoint} was begun on {len(every)} processes; go on with as many, or remove it")
+        return every[self.ranks.rank]
 
 
 def _snapshots(epochs: int) -> set[int]:

@@ -132,7 +132,7 @@ class Madam(Optimizer):
             self._step_group(group)
             return
         self._check_capture(group["lr"])
-        coded = any(_is_coded(p) for p in group["params"])
+        coded = _has_codes(group["params"])
         if coded:
             self._watch.look(group)
         situation = situation_of(group, self.state) if is_launched(group) else None
@@ -155,7 +155,7 @@ class Madam(Optimizer):
 
     def _step_parts(self, group: dict[str, Any]) -> list[Any] | None:
         launches: list[Any] | None = []
-        if any(_is_coded(p) for p in group["params"]):
+        if _has_codes(group["params"]):
             launches = self._step_coded(group)
         params: list[Tensor] = []
         grads: list[Tensor] = []
@@ -347,3 +347,9 @@ class Madam(Optimizer):
 
 def _is_coded(p: Tensor) -> bool:
     return isinstance(shards.local(p), LadderTensor)
+
+
+def _has_codes(params: list[Tensor]) -> bool:
+    if any(isinstance(p, LadderTensor) for p in params):
+        return True
+    return shards.are_any_sharded(params) and any(map(_is_coded, params))

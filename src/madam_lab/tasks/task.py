@@ -23,6 +23,9 @@ class Task(ABC):
     # Test with the weights of the best epoch on the validation set, instead of the last ones.
     selects_best: ClassVar[bool] = False
 
+    # The dimension of a batch's tensors that counts examples: several processes share a batch along it.
+    batch_dim: ClassVar[int] = 0
+
     device: torch.device
     steps: int  # batches in an epoch
 

@@ -44,6 +44,7 @@ class WikiText2(Task):
     name = "wikitext2"
     metric = "test perplexity"
     selects_best = True
+    batch_dim = 1  # columns of text
     sizes: ClassVar[dict[str, int]] = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
 
     def __init__(
