@@ -33,10 +33,11 @@ def machine_code(kernel, signature, constants, folder, **options):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def launched(kernel, arguments, folder):
+def launched(one, folder):
     """The machine code of a launch, from the arguments it would be given."""
     from torchmadam.kernels import launch
 
+    kernel, arguments = one.kernel, one.arguments
     constants = {p.name: arguments[p.name] for p in kernel.params if p.is_constexpr}
 
     def type_of(value):
@@ -45,7 +46,7 @@ def launched(kernel, arguments, folder):
         return "i32" if isinstance(value, int) else "fp32"
 
     signature = {n: "constexpr" if n in constants else type_of(arguments[n]) for n in kernel.arg_names}
-    return machine_code(kernel, signature, constants, folder, **launch.EXACT)
+    return machine_code(kernel, signature, constants, folder, num_warps=one.warps, **launch.EXACT)
 
 
 RULE = {
@@ -80,12 +81,12 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
         exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
         grads = [torch.zeros(s, dtype=torch.bfloat16) for s in shapes]
         launch.coded_step(planes, codings, grads, moments, exponents, scalars, counts, **RULE)
-    steps = [(kernel, arguments) for kernel, _, arguments, _ in found if "EIGHT" in arguments]
+    steps = [one for one in found if "EIGHT" in one.arguments]
     assert len(found) == len(steps) + 1  # the clock
     assert len(steps) == (1 if kind in ("float32", "bfloat16") else 2)
-    for kernel, _, arguments, _ in found:
-        code = launched(kernel, arguments, tmp_path)
-        if arguments.get("EIGHT") and arguments.get("FLAT", True):
+    for one in found:
+        code = launched(one, tmp_path)
+        if one.arguments.get("EIGHT") and one.arguments.get("FLAT", True):
             assert "REDUX" in code  # the largest of a group: one instruction of a warp
 
 

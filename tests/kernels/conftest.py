@@ -30,3 +30,5 @@ def _short_spans(monkeypatch):
         from torchmadam.kernels import launch
 
         monkeypatch.setattr(launch, "SPAN", 2)
+        monkeypatch.setattr(launch, "CODED_SPAN", 2)
+        monkeypatch.setattr(launch, "CODED_BLOCK", 512)

@@ -209,6 +209,37 @@ def test_coded_steps_give_exactly_the_codes_of_the_reference(name, signs, roundi
                 assert torch.equal(plane, other.cpu()), (t, shape)
 
 
+@pytest.mark.parametrize("lr", [1e-4, 0.013, 1.0, 0.0])
+@pytest.mark.parametrize(("name", "moment"), [("paper12", True), ("signed8", "8bit"), ("signed8", False)])
+def test_gradients_of_all_sizes_give_exactly_the_codes_of_the_reference(name, moment, lr, device):
+    """Where the fast arithmetic cannot be trusted: squares below the smallest number, moments near the largest."""
+    ladder, shape = LADDERS[name], (60, 24)
+    coding = CodeLayout.contiguous(ladder, shape)
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, ladder.levels, shape, generator=generator, dtype=torch.int32)
+    sizes = torch.linspace(-44, 30, shape[0])[:, None] + torch.rand(shape, generator=generator)
+    theirs, ours = coding.pack(codes), [p.to(device) for p in coding.pack(codes)]
+    kind = torch.uint8 if moment == "8bit" else torch.float32
+    states = []
+    for on in (torch.device("cpu"), device):
+        exponents = torch.zeros(moment8.count_groups(shape), dtype=torch.uint8, device=on)
+        moments = [torch.zeros(shape, dtype=kind, device=on)] if moment else []
+        bad = torch.zeros((), dtype=torch.int64, device=on)
+        states.append((moments, [exponents] if moment == "8bit" else [], [torch.zeros((), device=on)], [bad]))
+    rule = {**RULE, "lr": lr, "rounding": "stochastic", "streams": [11]}
+    for t in range(4):
+        shift = 0 if t < 2 else 20 * (t % 2)  # small gradients after large ones
+        signs = torch.randn(shape, generator=generator).sign()
+        grad = (signs.double() * 10 ** (sizes.double() - shift)).float()
+        grad[:, t] = 0
+        update.madam_coded_([theirs], [coding], [grad], *states[0], **rule)
+        launch.coded_step([ours], [coding], [grad.to(device)], *states[1], **rule)
+        for a, b in zip(theirs, ours, strict=True):
+            assert torch.equal(a, b.cpu()), t
+        for a, b in zip(*(itertools.chain.from_iterable(state) for state in states), strict=True):
+            assert torch.equal(a, b.cpu()), t
+
+
 # ---- decoding
 
 

@@ -25,7 +25,9 @@ def random_bits(position, low, high):
     """32 random bits for each 64-bit position."""
     bits = position.to(tl.uint32) ^ low
     bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
-    bits = bits ^ (bits >> 15) ^ high ^ (position.to(tl.uint64) >> 32).to(tl.uint32)
+    bits = bits ^ (bits >> 15) ^ high
+    if position.dtype.primitive_bitwidth > 32:
+        bits = bits ^ (position.to(tl.uint64) >> 32).to(tl.uint32)
     bits = bits * 0xD35A2D97
     return bits ^ (bits >> 15)
 
@@ -111,15 +113,44 @@ def rounded(x, bits, STOCHASTIC: tl.constexpr):
 
 
 @triton.jit
-def fast_rounded(x, bits, STOCHASTIC: tl.constexpr):
-    """As an int32 what :func:`rounded` makes of x, and a doubt: above .4999992 it may be wrong, x being inexact."""
+def fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT: tl.constexpr):
+    """What :func:`fast_move` needs: a factor of moments, the largest move; and between what sizes it can be trusted.
+
+    Those are the bits of the largest moment, and twice those of the smallest gradient.
+    """
+    factor = inverse / (rate * rate) * 1073741824.0
+    if HAS_MOMENT:  # the sum in fast_move is exact to 24 bits and finite; and gradients are usable
+        most = tl.minimum(7.9e28 / factor * 1e9, fresh * 4.2e37)
+        # A moment is at least fresh times the square of the gradient, if that is not too small for a float. By 2^40
+        # and 2^-20, because small numbers may be taken for zero here.
+        least = tl.sqrt(tl.maximum(1.7347234759768071e-18 / factor, 1.1e-32) / fresh) * 9.5367431640625e-07
+    else:
+        most, least = inverse * 0 + 8.507059173023462e37, inverse * 0
+    trusted = most.to(tl.uint32, bitcast=True), 2 * least.to(tl.uint32, bitcast=True)
+    return factor, max_step * rate * 3.0517578125e-05, trusted[0], trusted[1]
+
+
+@triton.jit
+def fast_move(grad, moment, factor, most, rate, HAS_MOMENT: tl.constexpr):
+    """U times rate, times 2^-15, to 21 bits."""
+    if HAS_MOMENT:
+        move = grad * tl.rsqrt(tl.fma(moment, factor, 1.1754943508222875e-38))
+        return tl.minimum(tl.maximum(move, -most), most)
+    else:
+        return sign(grad) * (rate * 3.0517578125e-05)
+
+
+@triton.jit
+def fast_rounded(x, bits, NEGATE: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """As an int32 what :func:`rounded` makes of 2^15 x or -2^15 x, and a doubt: above .4999992 x was too inexact."""
+    FACTOR: tl.constexpr = -32768.0 if NEGATE else 32768.0
     if STOCHASTIC:
         # 1.5 comes off again here: 1 for the exponent that makes the bits a number in [1, 2), and .5 to round down.
-        y = x + (((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.5)
+        y = tl.fma(x, FACTOR, ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.5)
     else:
-        y = x
+        y = x * FACTOR
     shifted = y + 12582912.0
-    doubt = tl.abs(y - (shifted - 12582912.0)) + tl.abs(x) * 9.5367431640625e-07
+    doubt = tl.fma(tl.abs(x), 0.03125, tl.abs(y - (shifted - 12582912.0)))
     return shifted.to(tl.int32, bitcast=True) - 0x4B400000, doubt
 
 

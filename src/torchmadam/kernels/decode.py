@@ -19,14 +19,14 @@ def decode_kernel(
     zero = tl.zeros([], tl.int64)
     rows, columns = (zero + rows).to(INDEX), (zero + columns).to(INDEX)
     block = tl.program_id(0).to(tl.int64)
-    row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, 8, GROUPS)
-    k = load_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, 8, GROUPS)
+    start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, 8, GROUPS)
+    k = load_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, 8, GROUPS)
     if W1 > 0:
-        k = (k << W1) | load_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, 8, GROUPS)
+        k = (k << W1) | load_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, 8, GROUPS)
     if W2 > 0:
-        k = (k << W2) | load_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, 8, GROUPS)
+        k = (k << W2) | load_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, 8, GROUPS)
     if W3 > 0:
-        k = (k << W3) | load_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, 8, GROUPS)
+        k = (k << W3) | load_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, 8, GROUPS)
     top = tl.load(limit)
     if SIGNED:
         # ``middle``, the code of zero, is no constant: LLVM would narrow the subtraction to 16-bit integers, two to a
@@ -35,9 +35,9 @@ def decode_kernel(
     else:
         value = tl.exp(k.to(tl.float32) * -spacing) * top
         if SIGN_MODE == 1:
-            negative = load_plane(signs, row, group, (columns + 7) // 8, whole, FLAT, 1, 8, GROUPS)
+            negative = load_plane(signs, start, row, group, (columns + 7) // 8, whole, FLAT, 1, 8, GROUPS)
             value = tl.where(negative > 0, -value, value)
         if SIGN_MODE == 2:
             low, high = random_key(zero + sign_key, tl.zeros([], tl.float32))
-            value = tl.where((random_bits(element + (zero + first), low, high) >> 31) > 0, -value, value)
-    tl.store(out + element, value.to(out.dtype.element_ty), mask)
+            value = tl.where((random_bits(element + (zero + first + start), low, high) >> 31) > 0, -value, value)
+    tl.store(out + start + element, value.to(out.dtype.element_ty), mask)

@@ -4,6 +4,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
 SPAN = 8  # blocks that a program of a step works through; both were the fastest of those tried on an H200
+WARPS = 4
+# A program that steps codes is a single warp: a block in doubt, which it works through again, keeps no other waiting.
+CODED_BLOCK, CODED_SPAN, CODED_WARPS = 256, 16, 1
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
-EXACT = {"enable_fp_fusion": False, "num_warps": 4}
+EXACT = {"enable_fp_fusion": False}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _LOST = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 _LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
@@ -29,6 +33,17 @@ def takes(param: Tensor, grad: Tensor, moment: Tensor | None) -> bool:
     return param.dtype in _TYPES and grad.dtype in _TYPES and alike and _is_dense(param)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, how many programs of it, of how many warps, with what; ``lr`` comes in units of ``unit``, if any."""
+
+    kernel: Any
+    programs: int
+    arguments: dict[str, Any]
+    unit: float = 0.0
+    warps: int = WARPS
+
+
 class Launches:
     """The launches of a step. They can be made again while every tensor in them stays where it is.
 
@@ -37,13 +52,13 @@ class Launches:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._all: list[tuple[Any, int, dict[str, Any], float]] = []
+        self._all: list[Launch] = []
         self._compiled: list[tuple[Any, list[Any], int, float]] = []
 
-    def add(self, kernel: Any, programs: int, arguments: dict[str, Any], unit: float = 0.0) -> None:
-        """One more kernel; with a unit, its argument ``lr`` is the learning rate in that unit."""
-        if programs > 0:
-            self._all.append((kernel, programs, arguments, unit))
+    def add(self, launch: Launch) -> None:
+        """One more, after the others."""
+        if launch.programs > 0:
+            self._all.append(launch)
 
     def __call__(self, lr: float | Tensor) -> None:
         """Launch. Whether lr is a tensor, and then which one, must not change from one call to the next."""
@@ -57,15 +72,16 @@ class Launches:
                 run(*arguments)
 
     def _compile(self, lr: float | Tensor) -> None:
-        for kernel, programs, arguments, unit in self._all:
-            if unit and not isinstance(lr, Tensor):
-                arguments["lr"] = lr / unit
-            compiled = kernel[(programs,)](**arguments, **EXACT)
+        for own in self._all:
+            arguments = own.arguments
+            if own.unit and not isinstance(lr, Tensor):
+                arguments["lr"] = lr / own.unit
+            compiled = own.kernel[(own.programs,)](**arguments, num_warps=own.warps, **EXACT)
             if compiled is not None:  # as it is under Triton's interpreter
                 # Triton asks the driver about every tensor that it is given, and about no address.
                 given = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments.values()]
-                lr_place = list(arguments).index("lr") if unit else 0
-                self._compiled.append((compiled[(programs, 1, 1)], given, lr_place, unit))
+                lr_place = list(arguments).index("lr") if own.unit else 0
+                self._compiled.append((compiled[(own.programs, 1, 1)], given, lr_place, own.unit))
 
 
 def float_step(
@@ -95,7 +111,7 @@ def float_step(
     table, clock = _table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS)
     blocks = _blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
-    launches.add(
+    launches.add(Launch(
         step_float.float_kernel, len(blocks),
         {
             "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
@@ -110,7 +126,7 @@ def float_step(
             "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": SPAN,
         },
         unit=1.0,
-    )  # fmt: skip
+    ))  # fmt: skip
     launches(lr)
     torch.autograd.graph.increment_version(params)
     return launches if all(a is b for a, b in zip(laid_out, grads, strict=True)) else None
@@ -143,7 +159,7 @@ def coded_step(
                 *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)), coding.first,
             ]
         )  # fmt: skip
-        counts.append(-(-_count_blocks(coding.rows, coding.columns) // SPAN))
+        counts.append(-(-_count_blocks(coding.rows, coding.columns, CODED_BLOCK) // CODED_SPAN))
     flats = sum(_is_flat(coding) for coding in codings)
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
@@ -156,7 +172,7 @@ def coded_step(
         if not counts[kind]:
             continue
         blocks = _blocks(tuple(counts[kind]), device, kind.start)
-        launches.add(
+        launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
             {
                 "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
@@ -169,10 +185,10 @@ def coded_step(
                 "LANES": _lanes(codings[0], flat), "ALIGNED": _aligned(rows[kind], wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
                 "FIELDS": tables.CODED_COLUMNS,
-                "BLOCK": BLOCK, "SPAN": SPAN,
+                "BLOCK": CODED_BLOCK, "SPAN": CODED_SPAN,
             },
-            unit=ladder.spacing,
-        )  # fmt: skip
+            unit=ladder.spacing, warps=CODED_WARPS,
+        ))  # fmt: skip
     launches(lr)
     torch.autograd.graph.increment_version([plane for own in planes for plane in own])
     same = all(a.data_ptr() == b.data_ptr() for a, b in zip(laid_out, grads, strict=True))
@@ -191,7 +207,7 @@ def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_ro
     k_planes = used[: sum(arguments[f"W{i}"] > 0 for i in range(4))]
     padded = k_planes + [out] * (4 - len(k_planes))
     with _on(out.device):
-        decoding.decode_kernel[(_count_blocks(rows, coding.columns),)](
+        decoding.decode_kernel[(_count_blocks(rows, coding.columns, BLOCK),)](
             out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
             coding.format.crossing, float(coding.format.top), coding.sign_key, FLAT=_is_flat(coding),
             INDEX=_index_type(coding.numel), BLOCK=BLOCK, num_warps=4, **arguments,
@@ -222,9 +238,9 @@ def _lanes(coding: CodeLayout, flat: bool) -> int:
     return 4 if flat and min(_code_widths(coding)) > 1 else 8
 
 
-def _count_blocks(rows: int, columns: int) -> int:
-    """Blocks of a matrix of codes: BLOCK elements each, in groups of 8 that do not cross rows."""
-    return -(-rows * -(-columns // 8) // (BLOCK // 8))
+def _count_blocks(rows: int, columns: int, block: int) -> int:
+    """Blocks of a matrix of codes, of so many elements, in groups of 8 that do not cross rows."""
+    return -(-rows * -(-columns // 8) // (block // 8))
 
 
 def _aligned(rows: list[list[int]], fields: list[int]) -> bool:
@@ -259,13 +275,13 @@ def _add_clock(launches: Launches, table: Tensor, clock: Tensor, count: int, bet
     """Add the launch that counts the step of every tensor, and notes what its programs need."""
     log_beta = math.log(beta) if beta > 0 else -1e30
     (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
-    launches.add(
+    launches.add(Launch(
         tables.clock_kernel, -(-count // 256),
         {
             "table": table, "clock": clock, "count": count, "log_beta": high, "log_beta_rest": log_beta - high,
             "FIELDS": fields, "BLOCK": 256,
         },
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 # The tables of the last steps; and what captured graphs refer to, which must stay.

@@ -28,17 +28,21 @@ def store_exponents(at, first, end, values, COUNT: tl.constexpr, ROWS: tl.conste
 @triton.jit
 def decoded(codes, exponents):
     """moment8.decoded."""
-    bits = tl.umulhi(codes.to(tl.uint32) << 24, 429496730).to(tl.int32)
-    return (bits + (exponents.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
+    return (codes.to(tl.int32) * 1677722 + (exponents.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def encoded(moment, position, phase, COUNT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """moment8.encode_: codes, and the exponents of their rows. What lies outside of the tensor must be zero."""
+def largest_bits(moment, COUNT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """Of each group, the bits of its largest moment."""
     bits = moment.to(tl.int32, bitcast=True)
-    largest = tl.max(tl.max(tl.reshape(bits, [COUNT, ROWS // COUNT, LANES]), 2), 1)
-    largest = tl.reshape(tl.broadcast_to(largest[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
+    return tl.max(tl.max(tl.reshape(bits, [COUNT, ROWS // COUNT, LANES]), 2), 1)
+
+
+@triton.jit
+def encoded(moment, largest, position, phase, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """moment8.encode_: codes, and the exponents of their rows. What lies outside of the tensor must be zero."""
     exponents = tl.maximum((largest >> 23) - 50, 0)
-    above = tl.maximum(bits - (exponents << 23), 0)
-    dither = ((position.to(tl.uint32) * 0x85EBCA6B + phase) >> 8) & 0xFFFFC0 | 32
+    exponents = tl.reshape(tl.broadcast_to(exponents[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
+    above = tl.maximum(moment.to(tl.int32, bitcast=True) - (exponents << 23), 0)
+    dither = tl.umulhi(position.to(tl.uint32) * 0x85EBCA6B + phase, 16776192)
     return ((above.to(tl.uint32) * 10 + dither) >> 24).to(tl.uint8), exponents

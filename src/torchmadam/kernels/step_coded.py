@@ -5,73 +5,74 @@ import triton.language as tl
 
 from torchmadam.kernels.arithmetic import (
     direction,
-    fast_direction,
+    fast_constants,
+    fast_move,
     fast_rounded,
     moment_of,
     random_bits,
     random_key,
     rounded,
 )
-from torchmadam.kernels.moments import decoded, encoded, load_exponents, store_exponents
+from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
 from torchmadam.kernels.planes import groups_of, load_plane, store_plane
 from torchmadam.kernels.tables import address, count_bad, read_clock
 
 
 @triton.jit
-def rungs(
-    u, k, negative, rate, spacing, middle, decay,
-    SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr,
+def directed(
+    move, k, negative, pull, spacing, middle, SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr
 ):  # fmt: skip
-    """By how many rungs k has to move, before rounding (LadderFormat.climbed)."""
+    """The move of k from that of the weight, u times the rate in rungs (LadderFormat.climbed); ``pull`` is decay's.
+
+    On a signed ladder, its negative.
+    """
     if SIGNED:
-        move = u * -rate
         if DECAYS:
             x = (k.to(tl.float32) - middle) * spacing  # not a constant: see decode_kernel
             fallen = tl.exp(-2 * tl.abs(x))
             tanh = (1 - fallen) / (1 + fallen)
-            move = move - tl.where(x < 0, -tanh, tanh) * (rate * decay)
+            move = move + tl.where(x < 0, -tanh, tanh) * pull
     else:
         if SIGN_MODE > 0:
-            u = tl.where(negative, -u, u)
-        move = u * rate
+            move = (move.to(tl.int32, bitcast=True) ^ negative).to(tl.float32, bitcast=True)
         if DECAYS:
-            move = move + rate * decay
+            move = move + pull
     return move
 
 
 @triton.jit
 def load_code(
-    plane0, plane1, plane2, plane3, row, group, columns, whole, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr,
-    W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+    plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0: tl.constexpr, W1: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """K, put together from its planes."""
-    k = load_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, LANES, GROUPS)
+    k = load_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, LANES, GROUPS)
     if W1 > 0:
-        k = (k << W1) | load_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, LANES, GROUPS)
+        k = (k << W1) | load_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, LANES, GROUPS)
     if W2 > 0:
-        k = (k << W2) | load_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, LANES, GROUPS)
+        k = (k << W2) | load_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, LANES, GROUPS)
     if W3 > 0:
-        k = (k << W3) | load_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, LANES, GROUPS)
+        k = (k << W3) | load_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, LANES, GROUPS)
     return k
 
 
 @triton.jit
 def store_code(
-    plane0, plane1, plane2, plane3, row, group, columns, whole, k, W0: tl.constexpr, W1: tl.constexpr,
+    plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0: tl.constexpr, W1: tl.constexpr,
     W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """K, spread over its planes."""
     part = k >> (W1 + W2 + W3)
-    store_plane(plane0, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS)
+    store_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS)
     if W1 > 0:
         part = (k >> (W2 + W3)) & ((1 << W1) - 1)
-        store_plane(plane1, row, group, (columns * W1 + 7) // 8, whole, part, FLAT, W1, LANES, GROUPS)
+        store_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, part, FLAT, W1, LANES, GROUPS)
     if W2 > 0:
         part = (k >> W3) & ((1 << W2) - 1)
-        store_plane(plane2, row, group, (columns * W2 + 7) // 8, whole, part, FLAT, W2, LANES, GROUPS)
+        store_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, part, FLAT, W2, LANES, GROUPS)
     if W3 > 0:
         part = k & ((1 << W3) - 1)
-        store_plane(plane3, row, group, (columns * W3 + 7) // 8, whole, part, FLAT, W3, LANES, GROUPS)
+        store_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, part, FLAT, W3, LANES, GROUPS)
 
 
 @triton.jit
@@ -115,68 +116,92 @@ def coded_kernel(
     plane3 = address(at + 13, tl.uint8, ALIGNED) if W3 > 0 else plane0
     signs = address(at + 9, tl.uint8, ALIGNED) if SIGN_MODE == 1 else plane0
 
-    row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
-    grad = tl.load(gradients + element, mask, other=0.0)
+    inverse = inverse if CORRECT else inverse * 0 + 1
+    factor, most_move, most_moment, least_grad = fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT)
+
+    start, row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
+    grad = tl.load(gradients + start + element, mask, other=0.0)
     held = grad.to(tl.float32)
     if HAS_MOMENT:
-        held = tl.load(moments + element, mask, other=0)
+        held = tl.load(moments + start + element, mask, other=0)
     exponents = tl.zeros([GROUPS, 1], tl.uint8)
     if EIGHT:
         exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
     k = load_code(
-        plane0, plane1, plane2, plane3, row, group, columns, whole, W0, W1, W2, W3, FLAT, LANES, GROUPS
+        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, LANES, GROUPS
     )  # fmt: skip
     for turn in range(SPAN):
-        row, group, whole, element, mask = groups_of(first + turn, rows, columns, FLAT, INDEX, LANES, GROUPS)
-        negative = mask
+        start, row, group, whole, element, mask = groups_of(first + turn, rows, columns, FLAT, INDEX, LANES, GROUPS)
+        position = (begin + start) + element
+        negative = element  # the sign of the weight, in the bit where floats have theirs
         if SIGN_MODE == 1:
             bytes_per_row = (columns + 7) // 8
-            negative = load_plane(signs, row, group, bytes_per_row, whole, FLAT, 1, LANES, GROUPS) > 0
+            negative = load_plane(signs, start, row, group, bytes_per_row, whole, FLAT, 1, LANES, GROUPS) << 31
         if SIGN_MODE == 2:
-            negative = (random_bits(begin + element, sign_low, sign_high) >> 31) > 0
-        next_row, next_group, next_whole, ahead, inside = groups_of(
+            negative = (random_bits(position, sign_low, sign_high) & 0x80000000).to(tl.int32, bitcast=True)
+        next_start, next_row, next_group, next_whole, ahead, inside = groups_of(
             first + turn + 1, rows, columns, FLAT, INDEX, LANES, GROUPS
         )
         inside, next_whole = inside & (turn + 1 < SPAN), next_whole & (turn + 1 < SPAN)
-        next_grad = tl.load(gradients + ahead, inside, other=0.0)
+        next_grad = tl.load(gradients + next_start + ahead, inside, other=0.0)
         next_held = next_grad.to(tl.float32)
         if HAS_MOMENT:
-            next_held = tl.load(moments + ahead, inside, other=0)
+            next_held = tl.load(moments + next_start + ahead, inside, other=0)
         next_exponents = exponents
         if EIGHT:
             next_exponents = load_exponents(
                 exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
             )
         next_k = load_code(
-            plane0, plane1, plane2, plane3, next_row, next_group, columns, next_whole, W0, W1, W2, W3, FLAT, LANES,
-            GROUPS,
+            plane0, plane1, plane2, plane3, next_start, next_row, next_group, columns, next_whole, W0, W1, W2, W3,
+            FLAT, LANES, GROUPS,
         )  # fmt: skip
 
         g = grad.to(tl.float32)
         if MAXIMIZE:
             g = -g
         if EIGHT:
-            held, usable = moment_of(g, decoded(held, exponents), beta, fresh, HAS_MOMENT)
-            packed, exponents = encoded(held, begin + element, phase, EXPONENTS, GROUPS, LANES)
-            tl.store(moments + element, packed, mask)
-            store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, exponents, EXPONENTS, GROUPS)
-        else:
-            held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
-            if HAS_MOMENT:
-                tl.store(moments + element, held, mask)
-        bits = element.to(tl.uint32)
+            held = decoded(held, exponents)
+        square = g * g
+        moment = held * beta + square * fresh if HAS_MOMENT else square
+        bits = position.to(tl.uint32)
         if STOCHASTIC:
-            bits = random_bits(begin + element, low, high)
-        u = fast_direction(g, held, inverse, max_step, HAS_MOMENT, CORRECT)
-        move = rungs(u, k, negative, rate, spacing, middle, decay, SIGNED, SIGN_MODE, DECAYS)
-        by, doubt = fast_rounded(move, bits, STOCHASTIC)
-        if tl.max(tl.max(tl.where(usable, doubt, 1.0), 1), 0) > 0.4999992:
+            bits = random_bits(position, low, high)
+        move = fast_move(g, moment, factor, most_move, rate, HAS_MOMENT)
+        pull = rate * decay * 3.0517578125e-05
+        move = directed(move, k, negative, pull, spacing, middle, SIGNED, SIGN_MODE, DECAYS)
+        by, doubt = fast_rounded(move, bits, SIGNED, STOCHASTIC)
+
+        largest = tl.zeros([EXPONENTS], tl.int32)
+        if EIGHT:
+            largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
+            size = tl.max(largest.to(tl.uint32, bitcast=True), 0)
+        else:
+            size = tl.max(tl.max(moment.to(tl.uint32, bitcast=True), 1), 0)
+        doubtful = tl.max(tl.max(doubt.to(tl.int32, bitcast=True), 1), 0) > 0x3EFFFFE5
+        doubtful = doubtful | (size > most_moment)
+        if HAS_MOMENT:
+            raw = g.to(tl.uint32, bitcast=True)
+            doubtful = doubtful | (tl.min(tl.min(raw + raw - 1, 1), 0) < least_grad)
+        if doubtful:
+            held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
+            moment = held
             u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
-            move = rungs(u, k, negative, rate, spacing, middle, decay, SIGNED, SIGN_MODE, DECAYS)
-            by = tl.where(usable, rounded(move, bits, STOCHASTIC), 0.0).to(tl.int32)
+            exact = directed(u * rate, k, negative, rate * decay, spacing, middle, SIGNED, SIGN_MODE, DECAYS)
+            by = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0).to(tl.int32)
             count_bad(at + 4, mask & (usable == 0))
-        k = tl.where(mask, tl.minimum(tl.maximum(k + by, 0), LAST), 0)
+            if EIGHT:
+                largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
+        if EIGHT:
+            packed, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
+            tl.store(moments + start + element, packed, mask)
+            store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS)
+        elif HAS_MOMENT:
+            tl.store(moments + start + element, moment, mask)
+        k = tl.minimum(tl.maximum(k + by, 0), LAST)
+        if not FLAT:
+            k = tl.where(mask, k, 0)  # bits between the end of a row and that of its last byte
         store_code(
-            plane0, plane1, plane2, plane3, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS
+            plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS
         )  # fmt: skip
         grad, held, exponents, k = next_grad, next_held, next_exponents, next_k

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from torchmadam.kernels.arithmetic import fast_direction, moment_of, moved, narrowed, nearest_bfloat16, random_bits
-from torchmadam.kernels.moments import decoded, encoded, load_exponents, store_exponents
+from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
 from torchmadam.kernels.tables import address, count_bad, read_clock
 
 
@@ -26,7 +26,7 @@ def float_elements(
     COUNT: tl.constexpr = (ROWS * 4 + 127) // 128
     if EIGHT:
         held, usable = moment_of(grad, decoded(held, exponents), beta, fresh, HAS_MOMENT)
-        packed, exponents = encoded(held, begin + offset, phase, COUNT, ROWS, 4)
+        packed, exponents = encoded(held, largest_bits(held, COUNT, ROWS, 4), begin + offset, phase, COUNT, ROWS)
         tl.store(address(row + 2, tl.uint8, ALIGNED) + offset, packed, mask)
         store_exponents(address(row + 9, tl.uint8, False), exponents_first, exponents_end, exponents, COUNT, ROWS)
     else:
