@@ -284,15 +284,22 @@ def test_a_backward_through_a_weight_that_a_kernel_changed_raises():
             out.sum().backward()
 
 
-def test_a_whole_lab_run_on_the_gpu_resumes_bit_for_bit(tmp_path, monkeypatch):
+@pytest.fixture
+def inductor_chooses_without_timing():
+    """It times some reductions and takes the fastest, which need not be the same one every time."""
+    import torch._inductor.config as inductor
+
+    with inductor.patch(deterministic=True):
+        yield
+
+
+def test_a_whole_lab_run_on_the_gpu_resumes_bit_for_bit(tmp_path, inductor_chooses_without_timing):
     from dataclasses import replace
 
     from madam_lab import recipes, records
     from madam_lab.progress import Progress
     from madam_lab.trainer import Limits, Run, Stopped
 
-    # Inductor times some reductions and takes the fastest, which need not be the same one every time.
-    monkeypatch.setattr("torch._inductor.config.deterministic", True)
     recipe = replace(recipes.get("digits_madam_signed8"), epochs=4, batch=128)
 
     class StopAfter(Limits):
@@ -367,12 +374,13 @@ def test_two_runs_of_a_smoke_recipe_are_equal_bit_for_bit(name, tmp_path):
     assert found[0]["codes"] == found[1]["codes"]
 
 
-def test_a_monitored_run_looks_between_replays_and_ends_as_one_without_a_monitor(tmp_path, monkeypatch):
+def test_a_monitored_run_looks_between_replays_and_ends_as_one_without_a_monitor(
+    tmp_path, inductor_chooses_without_timing
+):
     from dataclasses import replace
 
     from madam_lab import queue, recipes, records
 
-    monkeypatch.setattr("torch._inductor.config.deterministic", True)
     recipe = replace(recipes.get("digits_trust_signed8"), epochs=4, batch=128, monitor=5)
     found = []
     for i, monitor in enumerate((None, 5)):

@@ -46,7 +46,7 @@ def launched(one, folder):
         return "i32" if isinstance(value, int) else "fp32"
 
     signature = {n: "constexpr" if n in constants else type_of(arguments[n]) for n in kernel.arg_names}
-    return machine_code(kernel, signature, constants, folder, num_warps=one.warps, **launch.EXACT)
+    return machine_code(kernel, signature, constants, folder, **one.options, **launch.EXACT)
 
 
 RULE = {

@@ -2,9 +2,9 @@
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
 SPAN = 8  # blocks that a program of a step works through; both were the fastest of those tried on an H200
-WARPS = 4
+FLOAT_OPTIONS = {"num_warps": 4}
 # A program that steps codes is a single warp: a block in doubt, which it works through again, keeps no other waiting.
-CODED_BLOCK, CODED_SPAN, CODED_WARPS = 256, 16, 1
+# Its arithmetic for such blocks would take registers from all, and leave room for fewer programs at a time.
+CODED_BLOCK, CODED_SPAN = 128, 16
+CODED_OPTIONS = {"num_warps": 1, "maxnreg": 80}
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
 EXACT = {"enable_fp_fusion": False}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -35,13 +37,13 @@ def takes(param: Tensor, grad: Tensor, moment: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, how many programs of it, of how many warps, with what; ``lr`` comes in units of ``unit``, if any."""
+    """A kernel, how many programs of it, with what, compiled how; ``lr`` comes in units of ``unit``, if any."""
 
     kernel: Any
     programs: int
     arguments: dict[str, Any]
     unit: float = 0.0
-    warps: int = WARPS
+    options: Mapping[str, int] = field(default_factory=lambda: FLOAT_OPTIONS)
 
 
 class Launches:
@@ -76,7 +78,7 @@ class Launches:
             arguments = own.arguments
             if own.unit and not isinstance(lr, Tensor):
                 arguments["lr"] = lr / own.unit
-            compiled = own.kernel[(own.programs,)](**arguments, num_warps=own.warps, **EXACT)
+            compiled = own.kernel[(own.programs,)](**arguments, **own.options, **EXACT)
             if compiled is not None:  # as it is under Triton's interpreter
                 # Triton asks the driver about every tensor that it is given, and about no address.
                 given = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments.values()]
@@ -187,7 +189,7 @@ def coded_step(
                 "FIELDS": tables.CODED_COLUMNS,
                 "BLOCK": CODED_BLOCK, "SPAN": CODED_SPAN,
             },
-            unit=ladder.spacing, warps=CODED_WARPS,
+            unit=ladder.spacing, options=CODED_OPTIONS,
         ))  # fmt: skip
     launches(lr)
     torch.autograd.graph.increment_version([plane for own in planes for plane in own])

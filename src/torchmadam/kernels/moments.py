@@ -41,8 +41,8 @@ def largest_bits(moment, COUNT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.cons
 @triton.jit
 def encoded(moment, largest, position, phase, COUNT: tl.constexpr, ROWS: tl.constexpr):
     """moment8.encode_: codes, and the exponents of their rows. What lies outside of the tensor must be zero."""
+    largest = tl.reshape(tl.broadcast_to(largest[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
     exponents = tl.maximum((largest >> 23) - 50, 0)
-    exponents = tl.reshape(tl.broadcast_to(exponents[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
     above = tl.maximum(moment.to(tl.int32, bitcast=True) - (exponents << 23), 0)
     dither = tl.umulhi(position.to(tl.uint32) * 0x85EBCA6B + phase, 16776192)
     return ((above.to(tl.uint32) * 10 + dither) >> 24).to(tl.uint8), exponents

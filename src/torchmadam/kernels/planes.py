@@ -19,17 +19,16 @@ def load_plane(
     """
     EACH: tl.constexpr = 8 // WIDTH
     lane = tl.arange(0, LANES)[None, :]
-    at = at + start // 8 * WIDTH
     if EACH > LANES:  # two groups share a byte
         place = group // 2 if FLAT else row * bytes_per_row + group // 2
-        values = tl.load(at + place, mask, other=0).to(tl.int32)
+        values = tl.load(at + (start // 8 * WIDTH + place), mask, other=0).to(tl.int32)
         values = (values >> ((group % 2).to(tl.int32) * LANES + lane)) & 1
     else:
         BYTES: tl.constexpr = WIDTH * LANES // 8
         byte = tl.arange(0, BYTES)[None, :]
         place = group * BYTES if FLAT else row * bytes_per_row + group * BYTES
         inside = mask if FLAT else mask & (group * BYTES + byte < bytes_per_row)
-        values = tl.load(at + (place + byte), inside, other=0).to(tl.int32)
+        values = tl.load(at + (start // 8 * WIDTH + place + byte), inside, other=0).to(tl.int32)
         if BYTES == 1:
             values = (values >> (lane * WIDTH)) & ((1 << WIDTH) - 1)
         elif EACH > 1:
@@ -53,7 +52,7 @@ def store_plane(
     if EACH > 1:
         shifts = tl.arange(0, EACH)[None, None, :] * WIDTH
         values = tl.sum(tl.reshape(values, [ROWS, BYTES, EACH]) << shifts, 2)
-    tl.store(at + start // 8 * WIDTH + (place + byte), values.to(tl.uint8), inside)
+    tl.store(at + (start // 8 * WIDTH + place + byte), values.to(tl.uint8), inside)
 
 
 @triton.jit

@@ -120,10 +120,10 @@ def coded_kernel(
     factor, most_move, most_moment, least_grad = fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT)
 
     start, row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
-    grad = tl.load(gradients + start + element, mask, other=0.0)
+    grad = tl.load(gradients + (start + element), mask, other=0.0)
     held = grad.to(tl.float32)
     if HAS_MOMENT:
-        held = tl.load(moments + start + element, mask, other=0)
+        held = tl.load(moments + (start + element), mask, other=0)
     exponents = tl.zeros([GROUPS, 1], tl.uint8)
     if EIGHT:
         exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
@@ -143,10 +143,10 @@ def coded_kernel(
             first + turn + 1, rows, columns, FLAT, INDEX, LANES, GROUPS
         )
         inside, next_whole = inside & (turn + 1 < SPAN), next_whole & (turn + 1 < SPAN)
-        next_grad = tl.load(gradients + next_start + ahead, inside, other=0.0)
+        next_grad = tl.load(gradients + (next_start + ahead), inside, other=0.0)
         next_held = next_grad.to(tl.float32)
         if HAS_MOMENT:
-            next_held = tl.load(moments + next_start + ahead, inside, other=0)
+            next_held = tl.load(moments + (next_start + ahead), inside, other=0)
         next_exponents = exponents
         if EIGHT:
             next_exponents = load_exponents(
@@ -194,10 +194,10 @@ def coded_kernel(
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
             packed, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
-            tl.store(moments + start + element, packed, mask)
+            tl.store(moments + (start + element), packed, mask)
             store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS)
         elif HAS_MOMENT:
-            tl.store(moments + start + element, moment, mask)
+            tl.store(moments + (start + element), moment, mask)
         k = tl.minimum(tl.maximum(k + by, 0), LAST)
         if not FLAT:
             k = tl.where(mask, k, 0)  # bits between the end of a row and that of its last byte
