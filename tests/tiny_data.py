@@ -1,8 +1,11 @@
 """Tiny data in the official layouts, generated."""
 
 import pickle
+import warnings
 
 import numpy as np
+import torch
+from torch import nn
 
 
 def lay_cifar(root, rng, protocol=2):
@@ -31,3 +34,14 @@ def lay_wikitext(root, rng):
     for split, lines in (("train", 60), ("valid", 30), ("test", 30)):
         text = ["" if i % 7 == 0 else " " + " ".join(rng.choice(words, 9)) + " " for i in range(lines)]
         (folder / f"{split}.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+def lay_inception(root):
+    """A network with Inception's interface and eight features, with random weights."""
+    folder = root / "inception"
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.AvgPool2d(100, 99), nn.Flatten(), nn.Linear(27, 8), nn.Tanh())
+    with warnings.catch_warnings():  # TorchScript is deprecated, and what the real one comes in
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(net, torch.zeros(2, 3, 299, 299)), str(folder / "fid_inception_2015_12_05.pt"))

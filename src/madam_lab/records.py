@@ -61,6 +61,11 @@ def path_of(recipe: str, seed: int, results: Path = RESULTS) -> Path:
     return results / recipe / f"{seed}.json"
 
 
+def picture_of(recipe: str, seed: int, results: Path = RESULTS) -> Path:
+    """Where the picture of a run belongs, if its task draws one."""
+    return results / recipe / f"{seed}.png"
+
+
 def name_of(record: dict[str, Any]) -> str:
     """The recipe or the study that a record is of."""
     return str(record["study"] if "study" in record else record["recipe"])

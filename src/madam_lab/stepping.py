@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +47,25 @@ def _lift(optimiser: torch.optim.Optimizer, *_: Any, floor: float) -> None:
             p.copy_(torch.where(p == 0, p, torch.copysign(p.abs().clamp(min=least), p)))
 
 
+class Move(nn.Module):
+    """One player's move as a module, which gradients that travel want: the loss of a model on a batch."""
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss, and its sums."""
+        found: tuple[Tensor, Tensor] = self._loss(self.model, batch)
+        return found
+
+
+def only_(model: nn.Module, player: nn.Module) -> None:
+    """Let only one player get gradients: an optimiser steps what has some."""
+    model.requires_grad_(False)
+    player.requires_grad_(True)
+
+
 class Stepper:
     """Forward, backward and optimiser step on one batch, and evaluation; keeps the sums of an epoch on the device."""
 
@@ -54,7 +75,8 @@ class Stepper:
         self.recipe, self.task, self.model, self.optimiser = recipe, task, model, optimiser
         self.on_gpu = task.device.type == "cuda"
         self.ranks = ranks.here()
-        self._trained = self.ranks.wrapped(model)
+        players = task.players(model)
+        self._trained: Any = self.ranks.wrapped(model) if len(players) == 1 else model
         self.sums = torch.zeros(3, device=task.device)
         self._autocast = self.on_gpu and recipe.precision == "bf16"
         # Compiled for the shape of a full batch; a smaller one at an epoch's end is not worth a second compilation.
@@ -64,7 +86,14 @@ class Stepper:
             coded = any(isinstance(p, LadderTensor) for p in model.parameters())
             options = compile_options() if coded else None
             self._full = tuple(next(iter(task.epoch(0)))[0].shape)
-            self._compiled_loss = torch.compile(self._loss, dynamic=False, fullgraph=True, options=options)
+        self._moves: list[tuple[nn.Module, Any, Any]] = []
+        for player, loss in players:
+            plain = self._applied(loss)
+            if len(players) > 1 and self.ranks.are_many:
+                only_(model, player)
+                plain = self.ranks.wrapped(Move(model, loss))
+            fast = torch.compile(plain, dynamic=False, fullgraph=True, options=options) if self._full else plain
+            self._moves.append((player, plain, fast))
         self._seen: dict[tuple[int, ...], int] = {}
         self._graphs: dict[tuple[int, ...], tuple[Any, Batch]] = {}
         self._stream: Any = torch.cuda.Stream(task.device) if self.on_gpu else None
@@ -104,20 +133,27 @@ class Stepper:
             self._run(inputs)
         self._graphs[shape] = graph, inputs
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.task.loss(self._trained, batch)
+    def _applied(self, loss: Any) -> Callable[[Batch], tuple[Tensor, Tensor]]:
+        def of(batch: Batch) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = loss(self._trained, batch)
+            return found
+
+        return of
 
     def _run(self, batch: Batch) -> None:
-        self.optimiser.zero_grad(set_to_none=True)
         batch, weight = self.ranks.share(batch, self.task.batch_dim)
-        loss_of = self._compiled_loss if tuple(batch[0].shape) == self._full else self._loss
-        with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
-            loss, sums = loss_of(batch)
-        (loss if weight == 1 else loss * weight).backward()
-        if self.recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-        self.optimiser.step()
-        self.sums += sums if weight else 0 * sums
+        for player, plain, fast in self._moves:
+            if len(self._moves) > 1:
+                only_(self.model, player)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss_of = fast if tuple(batch[0].shape) == self._full else plain
+            with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
+                loss, sums = loss_of(batch)
+            (loss if weight == 1 else loss * weight).backward()
+            if self.recipe.clip is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+            self.optimiser.step()
+            self.sums += sums if weight else 0 * sums
 
     def take_sums(self) -> Tensor:
         """The sums since the last call, on the CPU, and begin anew."""
@@ -127,9 +163,22 @@ class Stepper:
 
     def evaluate(self, split: str) -> float:
         """The metric on a split, in evaluation mode."""
+        return self.scores((split,))[split]
+
+    def scores(self, splits: Sequence[str]) -> dict[str, float]:
+        """The metric on several splits, in evaluation mode."""
+        with self._evaluating():
+            found = self.ranks.agreed(self.task.scores(self.model, splits))
+        return {split: score if math.isfinite(score) else math.inf for split, score in found.items()}
+
+    def pictures(self) -> Tensor | None:
+        """What the task shows of the model."""
+        with self._evaluating():
+            return self.task.pictures(self.model)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         self.model.eval()
         with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
-            score = self.task.evaluate(self.model, split)
+            yield
         self.model.train()
-        score = float(self.ranks.agreed(score))
-        return score if math.isfinite(score) else math.inf

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from madam_lab import looks, ranks, records
+from madam_lab import looks, png, ranks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
 from madam_lab.stepping import Stepper, build_optimiser
@@ -28,7 +28,6 @@ from torchmadam.files import write_atomically
 
 # What a run has to remember of its own past, beside weights, optimiser and random numbers.
 _PROGRESS = ("epoch", "step", "seconds", "started", "curve", "codes", "trust", "best")
-_EVALUATIONS = 60  # about so many points on the test curve of a long run
 
 
 class Stopped(Exception):  # noqa: N818 (not an error: the run goes on another time)
@@ -160,14 +159,14 @@ class Run:
         self.curve.append(point)
         if not math.isfinite(loss):
             return False
-        every = max(1, self.recipe.epochs // _EVALUATIONS)
+        every = max(1, self.recipe.epochs // self.task.evaluations)
         if self.task.selects_best:
             point["valid"] = self.stepper.evaluate("valid")
             if self.best is None or point["valid"] < self.best["valid"]:
                 state = copy.deepcopy(self.model.state_dict())
                 self.best = {"valid": point["valid"], "epoch": self.epoch, "model": state}
         elif self.epoch % every == 0 or self.epoch == self.recipe.epochs:
-            point["test"] = self.stepper.evaluate("test")
+            point |= self.stepper.scores(self.task.evaluated)
         if self.epoch in _snapshots(self.recipe.epochs):
             self._look_at_codes()
         progress.epoch(self.epoch, point)
@@ -209,7 +208,12 @@ class Run:
         }
         if self.recipe.monitor is not None:
             record["trust"] = self.trust
+        drawn = self.stepper.pictures()
         if self.ranks.is_first:
+            if drawn is not None:
+                path = records.picture_of(self.recipe.name, self.seed, self.results)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, [png.encoded(drawn)])
             records.write(record, self.results)
             self.checkpoint.unlink(missing_ok=True)
         return record

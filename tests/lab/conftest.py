@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tiny_data import lay_cifar, lay_wikitext
+from tiny_data import lay_cifar, lay_inception, lay_wikitext
 
 
 @pytest.fixture(scope="session")
@@ -12,6 +12,7 @@ def tiny(tmp_path_factory):
     root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     lay_cifar(root, rng)
     lay_wikitext(root, rng)
+    lay_inception(root)
     return root
 
 

@@ -2,13 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
+# Who moves in a step, and the loss it minimises, a function of the whole model and a batch.
+Player = tuple[nn.Module, Callable[[Any, Batch], tuple[Tensor, Tensor]]]
 
 
 class Task(ABC):
@@ -22,6 +24,10 @@ class Task(ABC):
     metric: ClassVar[str]
     # Test with the weights of the best epoch on the validation set, instead of the last ones.
     selects_best: ClassVar[bool] = False
+    # Splits to evaluate on; where "train" is not among them, the train metric is that of an epoch's own batches.
+    evaluated: ClassVar[tuple[str, ...]] = ("test",)
+    # About so many points on the test curve of a long run.
+    evaluations: ClassVar[int] = 60
 
     # The dimension of a batch's tensors that counts examples: several processes share a batch along it.
     batch_dim: ClassVar[int] = 0
@@ -41,6 +47,10 @@ class Task(ABC):
     def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The mean loss of a batch, to differentiate, and its sums, detached."""
 
+    def players(self, model: nn.Module) -> Sequence[Player]:
+        """Who moves in a step, one after another, while the others stay as they are; mostly the model as a whole."""
+        return ((model, self.loss),)
+
     @abstractmethod
     def batches(self, split: str) -> Iterator[Batch]:
         """What to evaluate on: "test", or "valid" where there is one."""
@@ -56,6 +66,14 @@ class Task(ABC):
         for batch in self.batches(split):
             sums += self.loss(forward, batch)[1]
         return self.score(sums)
+
+    def scores(self, forward: Any, splits: Sequence[str]) -> dict[str, float]:
+        """The metric on several splits."""
+        return {split: self.evaluate(forward, split) for split in splits}
+
+    def pictures(self, forward: Any) -> Tensor | None:
+        """A picture of what was learned, height x width x 3 bytes, to keep with the record; mostly there is none."""
+        return None
 
 
 def error_percent(sums: Tensor) -> float:
