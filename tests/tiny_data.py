@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from madam_lab import pictures
+
 
 def lay_cifar(root, rng, protocol=2):
     ten = root / "cifar-10-batches-py"
@@ -45,3 +47,16 @@ def lay_inception(root):
     with warnings.catch_warnings():  # TorchScript is deprecated, and what the real one comes in
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.trace(net, torch.zeros(2, 3, 299, 299)), str(folder / "fid_inception_2015_12_05.pt"))
+
+
+def lay_photographs(root, rng):
+    """Caches of ImageNet and Imagenette: pictures of any sizes, of three classes."""
+    for name in ("imagenet", "imagenette"):
+        splits = {}
+        for split, count in (("train", 21), ("val", 10)):
+            sizes = rng.integers(30, 60, (count, 2))
+            drawn = [torch.from_numpy(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
+            splits[split] = [(picture, i % 3) for i, picture in enumerate(drawn)]
+        counts = {split: len(held) for split, held in splits.items()}
+        classes = ["n01", "n02", "n03"]
+        pictures.store(root / f"{name}-cache", classes, splits, counts, pictures.Tally(), say=lambda line: None)

@@ -61,12 +61,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     run.add_argument("--save-every", type=_seconds, default=30.0, help="how often to save (default: 30s)")
     run.add_argument("--runs", type=Path, default=Path("runs"), help="folder for unfinished runs (default: runs)")
+    run.add_argument(
+        "--scales", type=Path, help="a safetensors file or state dict whose tensors lend Madam their scales"
+    )
+    run.add_argument("--keep", type=Path, help="folder for the trained weights, as safetensors files (default: none)")
     run.add_argument("--quiet", action="store_true", help="no progress, only results")
     _results(run)
 
     data = command("data", _data, "download a data set from its makers")
     data.add_argument("names", nargs="+", help="cifar10, cifar100 or wikitext2")
     data.add_argument("--data", type=Path, help="folder to put it in (default: MADAM_DATA, then ./data)")
+
+    cache = command(
+        "cache", _cache, "decode a data set of photographs once, to train without Pillow and without workers"
+    )
+    cache.add_argument("name", choices=["imagenet", "imagenette"])
+    cache.add_argument("--data", type=Path, help="folder with the data sets (default: MADAM_DATA, then ./data)")
+    cache.add_argument("--short", type=int, default=128, help="the shorter side, in pixels (default: 128)")
 
     verify = command("verify", _verify, "check all records against the schema and the recipes")
     _results(verify)
@@ -153,6 +164,10 @@ def _run(options: argparse.Namespace) -> int:
     from madam_lab import data, queue, ranks
 
     overrides = dict(_override(text) for text in options.set)
+    if options.scales is not None:
+        from madam_lab import scales
+
+        overrides["scales"] = scales.digest(options.scales)
     chosen = [item.overridden(overrides) for item in _chosen(options.patterns)]
     if options.smoke:
         chosen = [item.as_smoke() for item in chosen]
@@ -169,6 +184,8 @@ def _run(options: argparse.Namespace) -> int:
             save_every=options.save_every,
             device=device,
             overrides=overrides,
+            scales=options.scales,
+            keep=options.keep,
             quiet=options.quiet,
         )
     if first:
@@ -203,6 +220,17 @@ def _data(options: argparse.Namespace) -> int:
         except data.DataError as error:
             print(str(error).partition(";")[0])
         data.download(name, root)
+    return 0
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from madam_lab import data, pictures
+
+    root = data.root(options.data)
+    found = pictures.write_cache(root / options.name, root / f"{options.name}-cache", options.short)
+    print(", ".join(f"{kind}: {count}" for kind, count in found.counts.items()))
+    for line in found.broken:
+        print(f"broken: {line}")
     return 0
 
 

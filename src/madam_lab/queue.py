@@ -38,6 +38,8 @@ def work(
     save_every: float = 30.0,
     device: torch.device | None = None,
     overrides: dict[str, Any] | None = None,
+    scales: Path | None = None,
+    keep: Path | None = None,
     quiet: bool = False,
     say: Callable[[str], None] = print,
 ) -> Outcome:
@@ -79,7 +81,7 @@ def work(
                         try:
                             run = Run(
                                 recipe, seed, data=data, device=device, folder=folder, results=results,
-                                overrides=overrides,
+                                overrides=overrides, scales=scales, keep=keep,
                             )  # fmt: skip
                             record = run.train(limits, progress)
                         except Stopped:

@@ -20,10 +20,11 @@ from torch import nn
 from madam_lab import looks, png, ranks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
+from madam_lab.scales import borrowing
 from madam_lab.stepping import Stepper, build_optimiser
 from madam_lab.tasks import TASKS
 from madam_lab.tasks.task import Batch
-from torchmadam import LadderTensor, to_ladder_
+from torchmadam import LadderTensor, save, to_ladder_
 from torchmadam.files import write_atomically
 
 # What a run has to remember of its own past, beside weights, optimiser and random numbers.
@@ -75,7 +76,10 @@ class Run:
         results: Path = records.RESULTS,
         overrides: dict[str, Any] | None = None,
         compiled: bool | None = None,
+        scales: Path | None = None,
+        keep: Path | None = None,
     ) -> None:
+        """``scales``: the file that the recipe's scales come from. ``keep``: a folder for the trained weights."""
         self.recipe, self.seed, self.results = recipe, seed, results
         self.overrides = overrides or {}
         self.ranks = ranks.here()
@@ -90,9 +94,12 @@ class Run:
         )
         torch.manual_seed(seed)
         self.model = self.task.model()
+        if recipe.scales is not None:
+            recipe = borrowing(recipe, self.model, scales)
         if recipe.ladder is not None:
             to_ladder_(self.model, recipe.ladder, seed=seed, **recipe.conversion)
         self.model.to(self.device)
+        self.keep = keep
         self.optimiser = build_optimiser(recipe, self.model, self.device)
         on_gpu = self.device.type == "cuda"
         self.stepper = Stepper(recipe, self.task, self.model, self.optimiser, on_gpu if compiled is None else compiled)
@@ -121,15 +128,14 @@ class Run:
                 now = time.monotonic()
                 leaves, saves = self.ranks.agreed((limits.reached(), now - saved > limits.save_every))
                 if leaves or saves:
-                    self._synchronise()
-                    self.seconds += time.monotonic() - clock
-                    self._save()
-                    clock = saved = time.monotonic()
+                    clock = saved = self._pause(clock)
                     if leaves:
                         raise Stopped
                 progress.step(self.epoch + self.step / self.task.steps)
             if not self._end_epoch(progress):
                 break
+            if self.task.saves_epochs and self.epoch < self.recipe.epochs:
+                clock = saved = self._pause(clock)
         self._synchronise()
         self.seconds += time.monotonic() - clock
         return self._finish()
@@ -169,6 +175,7 @@ class Run:
             point |= self.stepper.scores(self.task.evaluated)
         if self.epoch in _snapshots(self.recipe.epochs):
             self._look_at_codes()
+        point |= self.task.notes()
         progress.epoch(self.epoch, point)
         return True
 
@@ -208,6 +215,9 @@ class Run:
         }
         if self.recipe.monitor is not None:
             record["trust"] = self.trust
+        if self.keep is not None and self.ranks.is_first:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            save(self.model, self.keep / f"{self.recipe.name}-{self.seed}.safetensors")
         drawn = self.stepper.pictures()
         if self.ranks.is_first:
             if drawn is not None:
@@ -223,6 +233,13 @@ class Run:
             torch.cuda.synchronize(self.device)
 
     # ---- stopping and going on
+
+    def _pause(self, clock: float) -> float:
+        """Save, with the time since the clock was last read; returns what it reads afterwards."""
+        self._synchronise()
+        self.seconds += time.monotonic() - clock
+        self._save()
+        return time.monotonic()
 
     def _save(self) -> None:
         state = {

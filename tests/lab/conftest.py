@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tiny_data import lay_cifar, lay_inception, lay_wikitext
+from tiny_data import lay_cifar, lay_inception, lay_photographs, lay_wikitext
 
 
 @pytest.fixture(scope="session")
@@ -13,6 +13,7 @@ def tiny(tmp_path_factory):
     lay_cifar(root, rng)
     lay_wikitext(root, rng)
     lay_inception(root)
+    lay_photographs(root, rng)
     return root
 
 

@@ -50,7 +50,9 @@ class StopAfter(Limits):
         return self.steps < 0
 
 
-@pytest.mark.parametrize("name", ["digits_madam_signed8", "digits_adam", "wikitext2_madam_12bit", "cifar10_sgd", "cgan_madam_12bit"])
+@pytest.mark.parametrize(
+    "name", ["digits_madam_signed8", "digits_adam", "wikitext2_madam_12bit", "cifar10_sgd", "cgan_madam_12bit"]
+)
 def test_a_run_stopped_again_and_again_ends_bit_for_bit_as_one_that_never_was(name, tiny, tmp_path):
     recipe = small(name) if name.startswith("digits") else replace(recipes.get(name).as_smoke(), epochs=4)
     _, path = run_whole(recipe, tmp_path / "whole", data=tiny)

@@ -1,7 +1,20 @@
 """Training runs by name: every cell of the paper's tables, every point of its figures."""
 
-from madam_lab.recipes import cifar, crossing, digits, gan, wikitext
+from madam_lab.recipes import cifar, crossing, digits, gan, imagenet, wikitext
 from madam_lab.recipes.paper import PAPER, Paper
 from madam_lab.recipes.recipe import Recipe, get, matching, names
 
-__all__ = ["PAPER", "Paper", "Recipe", "cifar", "crossing", "digits", "gan", "get", "matching", "names", "wikitext"]
+__all__ = [
+    "PAPER",
+    "Paper",
+    "Recipe",
+    "cifar",
+    "crossing",
+    "digits",
+    "gan",
+    "get",
+    "imagenet",
+    "matching",
+    "names",
+    "wikitext",
+]

@@ -34,6 +34,8 @@ class Recipe:
             there; a CPU computes in float32.
         monitor: after how many steps a :class:`torchmadam.theory.TrustMonitor` looks again; None: there is none. It
             changes no weight on a CPU; on a GPU a step that is looked at runs outside of the CUDA graph.
+        warm_up: epochs in which the learning rate of a schedule by steps climbs from zero; None: none.
+        scales: a hash of the file whose tensors lend Madam their scales (``--scales``); None: there is none.
         floor: the smallest weight that Madam may leave behind, as a share of the clamp sigma*; None: there is none.
         smoke: a tiny run that shows that the recipe works.
         name, paper: given by the register: what everybody calls it, and the number to compare with.
@@ -53,6 +55,8 @@ class Recipe:
     precision: str = "bf16"
     monitor: int | None = None
     floor: float | None = None
+    warm_up: int | None = None
+    scales: str | None = None
     smoke: bool = False
     name: str = ""
     paper: Paper | None = None
@@ -70,6 +74,8 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
         if self.floor is not None and not (self.optimiser == "madam" and self.ladder is None and 0 < self.floor < 1):
             raise ValueError(f"floor is {self.floor!r}; it is a share of the clamp, and of Madam on floats")
+        if self.scales is not None and self.optimiser != "madam":
+            raise ValueError(f"{self.name}: only Madam has scales to take from a file, and this is {self.optimiser}")
         if self.ladder is not None and not isinstance(self.ladder, LadderFormat):
             raise ValueError(f"ladder is {self.ladder!r}; give a LadderFormat, or a preset's name to --set")
 
@@ -84,14 +90,15 @@ class Recipe:
             if self.schedule == "cosine":
                 return self.lr * 0.5 * (1 - math.cos(math.pi * left))
             raise ValueError(f"{self.name}: schedule {self.schedule!r} is unknown; use steps, 'cosine' or 'linear'")
-        return [lr for start, lr in self.schedule if start <= progress][-1]
+        climbed = min(1.0, progress / self.warm_up) if self.warm_up else 1.0
+        return climbed * [lr for start, lr in self.schedule if start <= progress][-1]
 
     def settings(self) -> dict[str, Any]:
         """Everything that determines the run, but the seed, as plain values."""
         values = asdict(self)
         for name in ("name", "paper"):
             del values[name]
-        for name in ("monitor", "floor"):
+        for name in ("monitor", "floor", "warm_up", "scales"):
             if values[name] is None:  # as in records from before there was one
                 del values[name]
         found: dict[str, Any] = plain(values)
@@ -103,8 +110,10 @@ class Recipe:
         if not isinstance(steps, str):
             steps = ((0, steps[0][1]), (1, steps[-1][1]))
         monitor = None if self.monitor is None else 3
+        warm_up = None if self.warm_up is None else 1
         return replace(
-            self, epochs=2, batch=6, schedule=steps, monitor=monitor, smoke=True, name=f"{self.name}+smoke", paper=None
+            self, epochs=2, batch=6, schedule=steps, monitor=monitor, warm_up=warm_up, smoke=True,
+            name=f"{self.name}+smoke", paper=None,
         )  # fmt: skip
 
     def overridden(self, changes: Mapping[str, Any]) -> "Recipe":

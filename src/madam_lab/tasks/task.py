@@ -31,9 +31,15 @@ class Task(ABC):
 
     # The dimension of a batch's tensors that counts examples: several processes share a batch along it.
     batch_dim: ClassVar[int] = 0
+    # Save a run after every epoch, however long one takes, and not only every so many seconds.
+    saves_epochs: ClassVar[bool] = False
+    # Whether an epoch's batches are this rank's share of them already; otherwise whoever has several ranks cuts them.
+    takes_slices: ClassVar[bool] = False
 
     device: torch.device
     steps: int  # batches in an epoch
+    rank: int = 0
+    ranks: int = 1
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -70,6 +76,10 @@ class Task(ABC):
     def scores(self, forward: Any, splits: Sequence[str]) -> dict[str, float]:
         """The metric on several splits."""
         return {split: self.evaluate(forward, split) for split in splits}
+
+    def notes(self) -> dict[str, float]:
+        """What else to write down about the epoch that is over: counts of what was wrong with its data, say."""
+        return {}
 
     def pictures(self, forward: Any) -> Tensor | None:
         """A picture of what was learned, height x width x 3 bytes, to keep with the record; mostly there is none."""
