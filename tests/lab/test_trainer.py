@@ -51,7 +51,15 @@ class StopAfter(Limits):
 
 
 @pytest.mark.parametrize(
-    "name", ["digits_madam_signed8", "digits_adam", "wikitext2_madam_12bit", "cifar10_sgd", "cgan_madam_12bit"]
+    "name",
+    [
+        "digits_madam_signed8",
+        "digits_adam",
+        "wikitext2_madam_12bit",
+        "cifar10_sgd",
+        "cgan_madam_12bit",
+        "imagenette_madam_8bit",
+    ],
 )
 def test_a_run_stopped_again_and_again_ends_bit_for_bit_as_one_that_never_was(name, tiny, tmp_path):
     recipe = small(name) if name.startswith("digits") else replace(recipes.get(name).as_smoke(), epochs=4)
