@@ -1,4 +1,4 @@
-"""Pictures a second when ResNet-18 trains, on random pictures of CIFAR-10's size."""
+"""Pictures a second when a network trains on random pictures: ResNet-18 on those of CIFAR-10's size, or another."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,14 +21,22 @@ class RandomPictures(Task):
 
     name, metric = "random", "error"
 
-    def __init__(self, device: torch.device, batch: int) -> None:
-        self.device, self.steps = device, 1
-        pictures = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
-        self._batch = pictures, torch.randint(10, (batch,), device=device)
+    def __init__(
+        self,
+        device: torch.device,
+        batch: int,
+        side: int = 32,
+        classes: int = 10,
+        make: Callable[[int], nn.Module] = ResNet18,
+    ) -> None:
+        self.device, self.steps, self._classes, self._make = device, 1, classes, make
+        pictures = torch.randn(batch, 3, side, side, device=device).to(memory_format=torch.channels_last)
+        self._batch = pictures, torch.randint(classes, (batch,), device=device)
 
     def model(self) -> nn.Module:
-        """ResNet-18, channels_last."""
-        return ResNet18(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        """The network, channels_last."""
+        net = self._make(self._classes)
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batch."""
@@ -59,10 +67,10 @@ def kinds() -> dict[str, Recipe]:
     }
 
 
-def pictures_a_second(recipe: Recipe, device: torch.device, steps: int) -> float:
+def pictures_a_second(recipe: Recipe, device: torch.device, steps: int, task: Task | None = None) -> float:
     """Forward, backward and step, compiled and (on a GPU) captured; the median of five stretches of ``steps``."""
     torch.set_float32_matmul_precision("high")
-    task = RandomPictures(device, recipe.batch if device.type == "cuda" else 16)
+    task = task or RandomPictures(device, recipe.batch if device.type == "cuda" else 16)
     torch.manual_seed(0)
     model = task.model()
     if recipe.ladder is not None:

@@ -1,14 +1,18 @@
 """The benchmarks run, and a wrong step gets no time."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks import imagenet
 from benchmarks.__main__ import _time
 from benchmarks.registry import ENTRIES, Missing
+from benchmarks.training import RandomPictures, pictures_a_second
 from benchmarks.workloads import gpt, odd, resnet18
 
 from compiler import needs_cc
+from madam_lab.models.resnet50 import ResNet50
 from torchmadam import Madam
 
 CPU = torch.device("cpu")
@@ -45,6 +49,15 @@ def test_a_step_that_differs_from_the_reference_is_noticed_and_not_timed():
         row = _time(entry, odd(), CPU, 0.001, problem, 1e9)
         assert "ms" not in row
         assert row["missing"].startswith("wrong")
+
+
+def test_resnet50_trains_at_any_size_on_generated_pictures():
+    tiny = lambda classes: ResNet50(classes, width=2, stages=(1, 1, 1, 1))  # noqa: E731
+    for name, recipe in imagenet.kinds().items():
+        if name in ("SGD momentum fused", "Madam 12-bit"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # zero biases on a ladder
+                assert pictures_a_second(recipe, CPU, 1, RandomPictures(CPU, 2, 32, 1000, tiny)) > 0
 
 
 def test_a_peer_that_is_not_installed_shows_as_missing():

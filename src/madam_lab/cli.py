@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _results(run)
 
     data = command("data", _data, "download a data set from its makers")
-    data.add_argument("names", nargs="+", help="cifar10, cifar100 or wikitext2")
+    data.add_argument("names", nargs="+", help="cifar10, cifar100, wikitext2, imagenette, or inception, for FID")
     data.add_argument("--data", type=Path, help="folder to put it in (default: MADAM_DATA, then ./data)")
 
     cache = command(
@@ -207,17 +207,20 @@ def _device(name: str | None) -> Any:
 def _data(options: argparse.Namespace) -> int:
     import torch
 
-    from madam_lab import data
+    from madam_lab import data, fid, pictures
     from madam_lab.tasks import TASKS
 
-    root = data.root(options.data)
+    root, cpu = data.root(options.data), torch.device("cpu")
     for name in options.names:
         try:
             if name in data.SOURCES:
-                TASKS[name](root, torch.device("cpu"), batch=1, seed=0)
+                if name == "inception":
+                    fid.Inception(root, cpu)
+                else:
+                    TASKS[name](root, cpu, batch=1, seed=0)
                 print(f"{name} is there, and whole")
                 continue
-        except data.DataError as error:
+        except (data.DataError, pictures.TreeError) as error:
             print(str(error).partition(";")[0])
         data.download(name, root)
     return 0

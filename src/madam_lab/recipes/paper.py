@@ -1,8 +1,7 @@
 """The paper's numbers, by the name of the recipe that repeats them. Lower is better everywhere.
 
 Means and ranges over three repeats, from its three tables; the learning-rate grid is one run a point, from its
-authors' public notebook. Recipes that do not exist yet (ImageNet, the GAN) have their numbers here all the same: tables
-show what is missing.
+authors' public notebook. Recipes that nobody has run have their numbers here all the same: tables show what is missing.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,12 @@ KINDS = {
     "madam_12bit": "12-bit Madam",
     "madam_signed8": "signed 8-bit Madam",
 }
-TASK_TITLES = {"digits": "Digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wikitext2": "WikiText-2"}
+TASK_TITLES = {
+    "digits": "Digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wikitext2": "WikiText-2",
+    "cgan": "CIFAR-10 GAN", "imagenet": "ImageNet", "imagenette": "Imagenette (not ImageNet)",
+}  # fmt: skip
+# What is plotted over epochs, where it is not the test error.
+_PLOTTED = {"wikitext2": ("validation perplexity", "perplexity"), "cgan": ("FID against the test set", "FID")}
 
 
 def learning_rates(results: Results, task: str) -> str | None:
@@ -75,9 +80,9 @@ def convergence(results: Results, task: str) -> str | None:
     return line_chart(
         series,
         title=f"Convergence, {TASK_TITLES[task]}",
-        note="One seed; " + ("validation perplexity" if task == "wikitext2" else "test error in per cent"),
+        note=f"One seed; {_PLOTTED.get(task, ('test error in per cent', ''))[0]}",
         x_label="epoch",
-        y_label="perplexity" if task == "wikitext2" else "error %",
+        y_label=_PLOTTED.get(task, ("", "error %"))[1],
         y_range=(0.9 * min(last), max(min(4 * max(last), max(y for s in series for _, y in s.points)), 1e-3)),
     )
 

@@ -15,6 +15,7 @@ class Results:
     """The records of a folder, by recipe and by study; and the benchmarks in it, one a device."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.by_recipe: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.by_study: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for record in records.read_all(folder):
@@ -37,6 +38,11 @@ class Results:
             return MISSING
         mark = "" if all(is_traceable(record) for record in found) else "*"
         return f"measured{mark} ({len(found)} seed{'s' if len(found) > 1 else ''})"
+
+    def picture(self, record: dict[str, Any]) -> bytes | None:
+        """The PNG file beside a record, if there is one."""
+        path = records.picture_of(record["recipe"], record["seed"], self.folder)
+        return path.read_bytes() if path.exists() else None
 
     def values(self, name: str, which: str = "test") -> list[float]:
         """The test (or train) metric of every seed that finished."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from madam_lab.report import crossing, figures, theory
+from madam_lab.report import crossing, figures, gan, photographs, theory
 from madam_lab.report.numbers import Results
 from madam_lab.report.tables import TABLES, Table
 
@@ -15,6 +15,7 @@ body{font:16px/1.5 system-ui,sans-serif}
 h1{font-size:1.6rem;margin:.5rem 0}h2{font-size:1.2rem;margin:2.2rem 0 .6rem}p{max-width:46rem}
 .figures{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr))}
 figure{margin:0;max-width:44rem;border:1px solid var(--faint);border-radius:8px;overflow-x:auto}
+img{display:block;width:100%;height:auto;image-rendering:pixelated}figcaption{padding:.3rem .7rem}
 svg{display:block;width:100%;min-width:27rem;height:auto}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;white-space:nowrap}
 th,td{padding:.35rem .7rem;border-bottom:1px solid var(--faint);text-align:left}
@@ -25,7 +26,8 @@ td.missing{opacity:.45}.note{opacity:.75;font-size:.9rem}
 
 def page(results: Results, *, title: str = "torchmadam: what was measured") -> str:
     """The whole report as HTML."""
-    tables = (*TABLES.values(), *crossing.TABLES.values())
+    more = (gan.TABLES, photographs.TABLES, crossing.TABLES)
+    tables = [*TABLES.values(), *(make for group in more for make in group.values())]
     tasks = list(figures.TASK_TITLES)
     rates = [figures.learning_rates(results, task) for task in tasks]
     curves = [figures.clipping(results), *(figures.convergence(results, task) for task in tasks)]
@@ -46,6 +48,11 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
             theory.figures(results),
         ),
         *(_table(table) for table in (make(results) for make in tables) if table.has_results),
+        _section(
+            "What the generators make",
+            "Samples as they come, at the end of training: a column for each class of CIFAR-10, a row for each noise.",
+            gan.sheets(results),
+        ),
         _section(
             "Number systems",
             "A weight is a rung of a ladder: a sign and an exponent, and no mantissa. Training moves it up and down.",
