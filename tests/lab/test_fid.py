@@ -71,6 +71,7 @@ def test_features_do_not_depend_on_autocast_or_on_the_size_of_batches(tiny, monk
     with torch.autocast("cpu", torch.bfloat16):
         again = network(pictures)
     assert again.dtype == torch.float32
+    assert torch.backends.cudnn.allow_tf32  # as it was
     torch.testing.assert_close(plain, again)
 
 
