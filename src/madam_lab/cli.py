@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--page", type=Path, default=Path("docs/report.html"), help="the HTML page to write")
     report.add_argument(
         "--tables", type=Path, nargs="*",
-        default=[Path("README.md"), Path("docs/reproduction.md"), Path("docs/theory.md")],
+        default=[Path("README.md"), Path("docs/reproduction.md"), Path("docs/theory.md"), Path("docs/imagenet.md")],
         help="Markdown files whose marked tables are filled in; files that are not there are left out",
     )  # fmt: skip
     report.add_argument(
