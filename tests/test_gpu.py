@@ -351,16 +351,28 @@ def test_released_gradients_never_pile_up_on_a_gpu():
     assert torch.cuda.max_memory_allocated() - before < 4 * 4 * 1024 * 1024  # of sixteen gradients
 
 
-@pytest.mark.parametrize("name", ["cifar10_sgd", "cifar10_madam_12bit", "wikitext2_madam", "wikitext2_madam_12bit"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cifar10_sgd",
+        "cifar10_madam_12bit",
+        "wikitext2_madam",
+        "wikitext2_madam_12bit",
+        "cgan_madam_12bit",
+        "imagenette_madam_8bit",
+    ],
+)
 def test_two_runs_of_a_smoke_recipe_are_equal_bit_for_bit(name, tmp_path):
     import numpy as np
 
     from madam_lab import queue, recipes, records
-    from tiny_data import lay_cifar, lay_wikitext
+    from tiny_data import lay_cifar, lay_inception, lay_photographs, lay_wikitext
 
     rng = np.random.default_rng(0)
     lay_cifar(tmp_path / "data", rng)
     lay_wikitext(tmp_path / "data", rng)
+    lay_inception(tmp_path / "data")
+    lay_photographs(tmp_path / "data", rng)
     recipe = recipes.get(name).as_smoke()
     found = []
     with warnings.catch_warnings():

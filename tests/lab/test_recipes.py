@@ -15,7 +15,7 @@ KINDS = ("sgd", "adam", "madam", "madam_12bit", "madam_10bit", "madam_8bit")
 
 def test_there_is_a_recipe_for_every_cell_and_every_point_of_the_papers_figures():
     names = set(recipes.names())
-    cells = {f"{task}_{kind}" for task in TASKS for kind in KINDS}
+    cells = {f"{task}_{kind}" for task in (*TASKS, "imagenet", "cgan") for kind in KINDS}
     points = {
         f"{task}_lr_{kind}_{lr:g}" for task in TASKS for kind in KINDS[:3] for lr in (1, 0.1, 0.01, 0.001, 0.0001)
     }
@@ -69,6 +69,30 @@ def test_language_models_state_the_papers_schedule_and_spacing(name, schedule, s
     assert recipe.clip == (0.25 if name == "wikitext2_sgd" else None)
     if recipe.optimiser == "madam":
         assert recipe.arguments["bound"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "rates", "spacing"),
+    [
+        ("cgan_sgd", [0.01, 0.001], None),
+        ("cgan_adam", [0.0001, 0.00001], None),
+        ("cgan_madam", [0.01, 0.001], None),
+        ("cgan_madam_12bit", [0.01, 0.001], 0.001),
+        ("cgan_madam_10bit", [0.01, 0.0025], 0.0025),
+        ("cgan_madam_8bit", [0.01, 0.01], 0.01),
+    ],
+)
+def test_gans_state_the_papers_schedule_and_spacing(name, rates, spacing):
+    recipe = recipes.get(name)
+    assert (recipe.epochs, recipe.batch) == (120, 256)
+    assert [recipe.lr_at(e) for e in (99.9, 100)] == pytest.approx(rates)
+    assert (recipe.ladder.spacing if recipe.ladder else None) == spacing
+    if recipe.optimiser == "madam":
+        assert recipe.arguments["bound"] == 3
+    if recipe.optimiser == "adam":
+        assert recipe.arguments == {"betas": (0.0, 0.999)}
+    if recipe.optimiser == "sgd":
+        assert not recipe.arguments
 
 
 def test_schedules_that_fall_to_zero():
