@@ -1,7 +1,7 @@
 """Runs that several processes share, started by torchrun: each takes its slice of every batch, the first one writes."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,6 +51,11 @@ class Ranks:
         if self.are_many:
             dist.all_gather_object(held, value)
         return held
+
+    def same_(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank what these tensors are on the first."""
+        for tensor in tensors if self.are_many else ():
+            dist.broadcast(tensor, 0)
 
     def wrapped(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """The model to train: one whose gradients are the mean over all ranks, where there are many."""

@@ -88,7 +88,7 @@ class Stepper:
             self._full = tuple(next(iter(task.epoch(0)))[0].shape)
         self._moves: list[tuple[nn.Module, Any, Any]] = []
         for player, loss in players:
-            plain = self._applied(loss)
+            plain: Any = self._applied(loss)
             if len(players) > 1 and self.ranks.are_many:
                 only_(model, player)
                 plain = self.ranks.wrapped(Move(model, loss))
@@ -141,7 +141,7 @@ class Stepper:
         return of
 
     def _run(self, batch: Batch) -> None:
-        batch, weight = self.ranks.share(batch, self.task.batch_dim)
+        batch, weight = self._share(batch)
         for player, plain, fast in self._moves:
             if len(self._moves) > 1:
                 only_(self.model, player)
@@ -154,6 +154,12 @@ class Stepper:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
             self.optimiser.step()
             self.sums += sums if weight else 0 * sums
+
+    def _share(self, batch: Batch) -> tuple[Batch, float]:
+        """Our part of a batch, and what its mean loss counts."""
+        if self.task.takes_slices:
+            return batch, len(batch[0]) * self.ranks.world / self.recipe.batch if self.ranks.are_many else 1.0
+        return self.ranks.share(batch, self.task.batch_dim)
 
     def take_sums(self) -> Tensor:
         """The sums since the last call, on the CPU, and begin anew."""
@@ -179,6 +185,8 @@ class Stepper:
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         self.model.eval()
+        if self.task.takes_slices:
+            self.ranks.same_(self.model.buffers())  # every rank evaluates a part of what the first one has learned
         with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
             yield
         self.model.train()

@@ -92,6 +92,8 @@ class Run:
         self.task = TASKS[recipe.task](
             data, self.device, batch=recipe.batch, seed=seed, smoke=recipe.smoke, **recipe.model
         )
+        if self.task.takes_slices:
+            self.task.rank, self.task.ranks, self.task.total = self.ranks.rank, self.ranks.world, self.ranks.total
         torch.manual_seed(seed)
         self.model = self.task.model()
         if recipe.scales is not None:

@@ -11,15 +11,17 @@ from madam_lab.progress import Progress
 from madam_lab.tasks import TASKS
 from madam_lab.tasks.wikitext import read_words
 from madam_lab.trainer import Limits, Run, Stopped
-from tiny_data import lay_cifar, lay_wikitext
+from tiny_data import lay_cifar, lay_inception, lay_photographs, lay_wikitext
 
-NAMES = ("digits_madam_12bit", "wikitext2_madam_12bit", "cifar10_sgd")
+NAMES = ("digits_madam_12bit", "wikitext2_madam_12bit", "cifar10_sgd", "imagenette_madam_8bit", "cgan_madam_12bit")
 
 
 def lay_data(root):
     rng = np.random.default_rng(0)
     lay_cifar(root, rng)
     lay_wikitext(root, rng)
+    lay_inception(root)
+    lay_photographs(root, rng)
 
 
 def chosen():
@@ -67,3 +69,21 @@ def work(rank, data, folder, count):
             except Stopped:
                 stops += 1
         assert stops >= 1
+
+
+def step_and_evaluate(rank, name, data, folder):
+    """Three steps; then ranks compare their weights, and a score over slices with one over everything."""
+    warnings.simplefilter("ignore")
+    take_tiny_data(data)
+    run = Run(recipes.get(name).as_smoke(), 0, data=data, folder=folder, results=folder, device=torch.device("cpu"))
+    for number in range(2):
+        for batch in run.task.epoch(number):
+            run.stepper.set_lr(0.01)
+            run.stepper.step(batch)
+    one, other = run.ranks.gathered([p.detach() * 1.0 for p in run.model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    if run.task.takes_slices:
+        assert len(next(iter(run.task.epoch(0)))[0]) == 3
+        together = run.stepper.evaluate("test")
+        run.task.rank, run.task.ranks, run.task.total = 0, 1, lambda sums: sums
+        assert together == run.stepper.evaluate("test")

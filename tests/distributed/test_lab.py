@@ -21,7 +21,7 @@ def test_two_ranks_train_a_task_to_one_record_and_stopping_them_changes_nothing(
     lab_work.lay_data(tmp_path)
     on_ranks(2, lab_work.work, tmp_path, tmp_path, tasks)
     for recipe in lab_work.chosen()[:tasks]:
-        files = list((tmp_path / "whole" / recipe.name).iterdir())
+        files = list((tmp_path / "whole" / recipe.name).glob("*.json"))
         assert len(files) == 1
         record = records.read(files[0])
         assert record["device"] == "CPU x 2"
@@ -37,6 +37,13 @@ def test_two_ranks_train_a_task_to_one_record_and_stopping_them_changes_nothing(
     alone, shared = (records.read(tmp_path / where / digits.name / "0.json") for where in ("alone", "whole"))
     for one, two in zip(alone["curve"], shared["curve"], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cgan_madam_12bit", "cgan_adam", "imagenette_sgd"])
+def test_ranks_keep_the_same_weights_whoever_moves_and_evaluate_the_whole_together(name, tmp_path):
+    lab_work.lay_data(tmp_path)
+    on_ranks(2, lab_work.step_and_evaluate, name, tmp_path, tmp_path)
 
 
 @pytest.mark.slow

@@ -152,9 +152,10 @@ class ImageNet(Task):
         g = generator(self.seed, number)
         order = rows[torch.randperm(len(rows), generator=g)]
         draws = torch.rand(len(rows), 5, generator=g)
-        share = self.batch // self.ranks
-        mine = [slice(i * self.batch + self.rank * share, i * self.batch + (self.rank + 1) * share) for i in
-                range(start, self.steps)]  # fmt: skip
+        first, last = (self.batch * (self.rank + i) // self.ranks for i in range(2))
+        if first == last:
+            raise TreeError(f"a batch of {self.batch} is too small for {self.ranks} processes")
+        mine = [slice(i * self.batch + first, i * self.batch + last) for i in range(start, self.steps)]
         found = self._pictures("train", [order[part] for part in mine], self._short, whole=True)
         for part, ragged in zip(mine, found, strict=True):
             chance = draws[part].to(self.device)
@@ -163,9 +164,8 @@ class ImageNet(Task):
 
     def batches(self, split: str) -> Iterator[Batch]:
         """The validation pictures: their middle, once the shorter side is 256. Broken ones are left out, and noted."""
-        for ragged in self._pictures(
-            split, list(self._rows[split].split(_EVALUATION_BATCH)), self._resize, whole=False
-        ):
+        parts = list(self._rows[split][self.rank :: self.ranks].split(_EVALUATION_BATCH))
+        for ragged in self._pictures(split, parts, self._resize, whole=False):
             boxes = middle_boxes(ragged.sizes, self._side, self._resize)
             yield self.normalised(ragged, boxes, torch.zeros_like(ragged.labels, dtype=torch.bool)), ragged.labels
 

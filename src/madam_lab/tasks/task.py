@@ -33,13 +33,15 @@ class Task(ABC):
     batch_dim: ClassVar[int] = 0
     # Save a run after every epoch, however long one takes, and not only every so many seconds.
     saves_epochs: ClassVar[bool] = False
-    # Whether an epoch's batches are this rank's share of them already; otherwise whoever has several ranks cuts them.
+    # Whether batches, of training and of evaluation, are this rank's share already, so that no rank loads another's.
     takes_slices: ClassVar[bool] = False
 
     device: torch.device
     steps: int  # batches in an epoch
+    # Set by whoever trains on several ranks, before the first batch; ``total`` adds up the sums of all of them.
     rank: int = 0
     ranks: int = 1
+    total: Callable[[Tensor], Tensor] = staticmethod(lambda sums: sums)
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -71,7 +73,7 @@ class Task(ABC):
         sums = torch.zeros(3, device=self.device)
         for batch in self.batches(split):
             sums += self.loss(forward, batch)[1]
-        return self.score(sums)
+        return self.score(self.total(sums.cpu()))
 
     def scores(self, forward: Any, splits: Sequence[str]) -> dict[str, float]:
         """The metric on several splits."""
