@@ -177,7 +177,8 @@ class Run:
             point |= self.stepper.scores(self.task.evaluated)
         if self.epoch in _snapshots(self.recipe.epochs):
             self._look_at_codes()
-        point |= self.task.notes()
+        for notes in self.ranks.gathered(self.task.notes()):
+            point |= {name: point.get(name, 0) + count for name, count in notes.items()}
         progress.epoch(self.epoch, point)
         return True
 
