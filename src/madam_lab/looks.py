@@ -1,4 +1,4 @@
-"""What a run looks at beside its loss: where its codes are, and what a step does to its layers."""
+"""What a run looks at beside its loss: where its codes are, what a step does to its layers, what bytes it holds."""
 
 from dataclasses import asdict
 from typing import Any
@@ -46,3 +46,19 @@ def codes_of(model: nn.Module) -> dict[str, Any] | None:
         total += codes.numel()
     share = [round(c / total, 6) for c in counts.tolist()]
     return {"histogram": share, "upper": upper / total, "lower": lower / total}
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters as they are held: planes and limits of coded ones, elements of the others."""
+    return sum(
+        sum(t.numel() for t in p.planes) + p.limit.element_size()
+        if isinstance(p, LadderTensor)
+        else p.numel() * p.element_size()
+        for p in model.parameters()
+    )
+
+
+def state_bytes(optimiser: torch.optim.Optimizer) -> int:
+    """Bytes of an optimiser's state tensors."""
+    tensors = [t for state in optimiser.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)

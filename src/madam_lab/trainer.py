@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 
 from madam_lab import looks, png, ranks, records
 from madam_lab.progress import Progress
@@ -24,7 +23,7 @@ from madam_lab.scales import borrowing
 from madam_lab.stepping import Stepper, build_optimiser
 from madam_lab.tasks import TASKS
 from madam_lab.tasks.task import Batch
-from torchmadam import LadderTensor, save, to_ladder_
+from torchmadam import save, to_ladder_
 from torchmadam.files import write_atomically
 
 # What a run has to remember of its own past, beside weights, optimiser and random numbers.
@@ -206,8 +205,8 @@ class Run:
             "curve": self.curve,
             "weights": count,
             "bytes": {
-                "weights": held_bytes(self.model),
-                "optimiser": state_bytes(self.optimiser),
+                "weights": looks.held_bytes(self.model),
+                "optimiser": looks.state_bytes(self.optimiser),
                 "float32": 4 * count,
             },
             "codes": self.codes or None,
@@ -296,19 +295,3 @@ class Run:
 def _snapshots(epochs: int) -> set[int]:
     """The epochs after which the codes are looked at: the first, a few between, the last."""
     return {1, epochs // 10, epochs // 3, 2 * epochs // 3, epochs} - {0}
-
-
-def held_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters as they are held: planes and limits of coded ones, elements of the others."""
-    return sum(
-        sum(t.numel() for t in p.planes) + p.limit.element_size()
-        if isinstance(p, LadderTensor)
-        else p.numel() * p.element_size()
-        for p in model.parameters()
-    )
-
-
-def state_bytes(optimiser: torch.optim.Optimizer) -> int:
-    """Bytes of an optimiser's state tensors."""
-    tensors = [t for state in optimiser.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return sum(t.numel() * t.element_size() for t in tensors)
