@@ -145,9 +145,9 @@ def test_losses_are_the_papers(tiny):
     assert sums.tolist() == pytest.approx([0, 2.25, 0])
 
 
-def begun(tiny, folder, name="cgan_madam_signed8"):
+def begun(tiny, folder, name="cgan_madam_signed8", **arguments):
     recipe = recipes.get(name).as_smoke()
-    return Run(recipe, 0, data=tiny, folder=folder / "runs", results=folder / "results", device=CPU)
+    return Run(recipe, 0, data=tiny, folder=folder / "runs", results=folder / "results", device=CPU, **arguments)
 
 
 @pytest.mark.parametrize("name", ["cgan_adam", "cgan_madam_12bit"])
@@ -166,6 +166,27 @@ def test_in_a_turn_only_one_player_gets_gradients_and_moves(name, tiny, tmp_path
     for (before, after), theirs in zip(itertools.pairwise(values), turns, strict=True):
         assert all(torch.equal(before[n], after[n]) for n in names - theirs)
         assert any(not torch.equal(before[n], after[n]) for n in theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cgan_adam", "cgan_madam_12bit"])
+def test_each_move_is_traced_as_a_whole_and_computes_what_it_does_untraced(name, tiny, tmp_path, monkeypatch):
+    real = torch.compile
+    traced = []
+
+    def compile_(function, *, dynamic, fullgraph, options):  # without a code generator, which takes minutes
+        traced.append(fullgraph)
+        return real(function, dynamic=dynamic, fullgraph=fullgraph, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    runs = [begun(tiny, tmp_path, name, compiled=compiled) for compiled in (False, True)]
+    assert traced == [True, True]
+    for run in runs:
+        for batch in run.task.epoch(0):
+            run.stepper.step(batch)
+    torch.testing.assert_close(*(run.stepper.take_sums() for run in runs), rtol=1e-3, atol=1e-3)
+    for (a, x), (_, y) in zip(*(run.model.named_buffers() for run in runs), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-3, msg=lambda m, a=a: f"{a}: {m}")
 
 
 def test_noise_differs_between_turns_and_steps_and_only_whole_batches_come(tiny):
