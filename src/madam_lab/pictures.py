@@ -164,13 +164,22 @@ def has_pillow() -> bool:
 
 
 @dataclass(frozen=True)
-class Cached:
-    """A split of a cache: all pixels, one after another, and where each picture begins, its height, width and label."""
+class Ragged:
+    """Pictures of any sizes: their pixels one after another, where each begins, its height and width, its label."""
 
     pixels: Tensor  # n x 3 bytes
     begins: Tensor
     sizes: Tensor  # pictures x 2
     labels: Tensor
+
+    def to(self, device: torch.device) -> "Ragged":
+        """On a device."""
+        moved = (t.to(device, non_blocking=True) for t in (self.pixels, self.begins, self.sizes, self.labels))
+        return Ragged(*moved)
+
+    def at(self, rows: Tensor) -> "Ragged":
+        """Some of the pictures; the pixels are shared."""
+        return Ragged(self.pixels, self.begins[rows], self.sizes[rows], self.labels[rows])
 
 
 Labelled = Iterator[tuple[Tensor, int]]
@@ -233,7 +242,7 @@ def _in_parts(pictures: Labelled) -> Iterator[list[tuple[Tensor, int]]]:
         yield part
 
 
-def read_cache(folder: Path) -> tuple[list[str], dict[str, Cached], dict[str, int]]:
+def read_cache(folder: Path) -> tuple[list[str], dict[str, Ragged], dict[str, int]]:
     """Classes, splits, and how many pictures each split had when the cache was made, broken ones included."""
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
@@ -247,7 +256,7 @@ def read_cache(folder: Path) -> tuple[list[str], dict[str, Cached], dict[str, in
         raise TreeError(f"the cache {folder} cannot be read ({error}); make it again with `madam cache`") from error
 
 
-def _read_parts(folder: Path, parts: list[dict[str, Any]]) -> Cached:
+def _read_parts(folder: Path, parts: list[dict[str, Any]]) -> Ragged:
     arrays, sizes, labels = [], [], []
     for part in parts:
         blob = (folder / part["file"]).read_bytes()
@@ -258,4 +267,4 @@ def _read_parts(folder: Path, parts: list[dict[str, Any]]) -> Cached:
         labels += part["labels"]
     table = torch.tensor(sizes)
     areas = table.prod(1)
-    return Cached(torch.cat(arrays).view(-1, 3), areas.cumsum(0) - areas, table, torch.tensor(labels))
+    return Ragged(torch.cat(arrays).view(-1, 3), areas.cumsum(0) - areas, table, torch.tensor(labels))

@@ -1,5 +1,6 @@
 """How a run shows where it is: a bar on a terminal, plain lines elsewhere."""
 
+import math
 import sys
 import time
 from typing import Any
@@ -29,7 +30,8 @@ class Progress:
 
     def epoch(self, number: int, point: dict[str, Any]) -> None:
         """An epoch is over."""
-        scores = {name: f"{point[name]:.4g}" for name in ("loss", "train", "valid", "test") if name in point}
+        known = [name for name in ("loss", "train", "valid", "test") if not math.isnan(point.get(name, math.nan))]
+        scores = {name: f"{point[name]:.4g}" for name in known}
         if self._bar is not None:
             self._bar.set_postfix(scores)
             return

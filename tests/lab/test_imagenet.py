@@ -10,10 +10,10 @@ import torch
 from madam_lab import pictures, queue, recipes, records
 from madam_lab.cli import main
 from madam_lab.models.resnet50 import ResNet50
-from madam_lab.pictures import TreeError
+from madam_lab.pictures import Ragged, TreeError
 from madam_lab.progress import Progress
 from madam_lab.tasks import TASKS
-from madam_lab.tasks.imagenet import Ragged, cropped, middle_boxes, random_boxes
+from madam_lab.tasks.imagenet import cropped, middle_boxes, random_boxes
 from madam_lab.trainer import Limits, Run
 from torchmadam import LadderFormat
 

@@ -7,7 +7,6 @@ where a batch is one row of pixels of any sizes. Pictures from a cache live on t
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,31 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from madam_lab import pictures
 from madam_lab.models.resnet50 import ResNet50
-from madam_lab.pictures import Tally, TreeError
+from madam_lab.pictures import Ragged, Tally, TreeError
 from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent, generator
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _AREAS, _ASPECTS = (0.1, 1.0), (0.8, 1.25)  # of a random crop, the paper's
 _EVALUATION_BATCH = 500
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Pictures of any sizes: their pixels one after another, where each begins, its height and width, its label."""
-
-    pixels: Tensor  # n x 3 bytes
-    begins: Tensor
-    sizes: Tensor  # pictures x 2
-    labels: Tensor
-
-    def to(self, device: torch.device) -> "Ragged":
-        """On a device."""
-        moved = (t.to(device, non_blocking=True) for t in (self.pixels, self.begins, self.sizes, self.labels))
-        return Ragged(*moved)
-
-    def at(self, rows: Tensor) -> "Ragged":
-        """Some of the pictures; the pixels are shared."""
-        return Ragged(self.pixels, self.begins[rows], self.sizes[rows], self.labels[rows])
 
 
 class _Decoding(Dataset[Any]):
@@ -120,7 +100,7 @@ class ImageNet(Task):
     def _open_cache(self, root: Path) -> tuple[int, int]:
         self.classes, splits, listed = pictures.read_cache(root / f"{self.name}-cache")
         for name, held in (("train", splits["train"]), ("test", splits["val"])):
-            self._held[name] = Ragged(held.pixels, held.begins, held.sizes, held.labels).to(self.device)
+            self._held[name] = held.to(self.device)
         return listed["train"], listed["val"]
 
     def _open_tree(self, root: Path) -> tuple[int, int]:
