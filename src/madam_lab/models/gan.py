@@ -32,7 +32,9 @@ class NonLocal(nn.Module):
         value = F.max_pool2d(self.value(x), 2).flatten(2)
         weights = (query.transpose(1, 2) @ key).softmax(-1)
         seen = (value @ weights.transpose(1, 2)).view(len(x), -1, *x.shape[2:])
-        added: Tensor = self.gain * self.out(seen) + x
+        added: Tensor = (self.gain * self.out(seen)).to(
+            x.dtype
+        ) + x  # the gain is float32, whatever autocast makes of x
         return added
 
 
