@@ -210,6 +210,8 @@ def _new_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows = source.as_rows() if torch.distributed.is_available() and torch.distributed.is_initialized() else None
     same = kwargs.get("dtype") in (None, source.dtype) and kwargs.get("device") in (None, source.device)
     if rows is None or not same or not size or size[1:] != tuple(source.shape[1:]):
+        if rows is not None and isinstance(source, Parameter) and len(size) > 1 and size[0] == source.shape[0]:
+            raise TypeError("a coded parameter is sharded by rows, and not along other dimensions: use Shard(0)")
         return _made_like(func, args, kwargs)
     total = rows[1].rows if rows[1].whole_rows is None else rows[1].whole_rows
     coding = replace(rows[1], shape=size, first_row=BLANK, whole_rows=total)
