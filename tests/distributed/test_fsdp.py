@@ -50,7 +50,7 @@ def test_training_on_two_to_four_ranks_differs_in_fewer_than_one_code_in_a_thous
 @pytest.mark.slow
 @needs_a_compiler
 def test_compiled_models_train_as_others_do():
-    on_ranks(2, work.compiled_models_hold_codes)
+    on_ranks(2, work.compiled_models_train_as_others_do)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(COUNT < 2, reason="needs two G
         (work.training_end_to_end_differs_in_few_codes, ("paper12", "stochastic", (2, 3, 4), True, True)),
         (work.replicas_start_and_stay_equal, ()),
         (work.models_come_from_the_meta_device, ()),
-        (work.compiled_models_hold_codes, ()),
+        (work.compiled_models_train_as_others_do, ()),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
