@@ -302,7 +302,10 @@ class Madam(Optimizer):
             )
 
     def nonfinite_count(self) -> int:
-        """How many gradient elements have been skipped so far, over all parameters and steps, as not finite."""
+        """How many gradient elements have been skipped so far, over all parameters and steps, as not finite.
+
+        Of what is spread over ranks, those that were skipped here.
+        """
         by_device: dict[torch.device, list[Tensor]] = {}
         for state in self.state.values():
             by_device.setdefault(state["nonfinite"].device, []).append(state["nonfinite"])

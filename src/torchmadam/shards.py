@@ -29,7 +29,8 @@ def local(tensor: Tensor) -> Tensor:
     if not is_sharded(tensor):
         return tensor
     here: Any = tensor._local_tensor
-    return here.wait() if hasattr(here, "wait") and not isinstance(here, torch.nn.Parameter) else here  # type: ignore[no-any-return]
+    found: Tensor = here.wait() if hasattr(here, "wait") else here  # a result of a collective may still be under way
+    return found
 
 
 def first_of(tensor: Tensor) -> int | None:

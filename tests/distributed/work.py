@@ -456,6 +456,22 @@ def everything_else_under_fsdp(rank, folder):
     step_given(reference, theirs, [2])
     assert_same(model, reference)
 
+    # A state dict goes from one sharded model to another, scales included, also where shards are filled up or empty.
+    other = sharded(build("paper12", bound=2.0, seed=5), mesh)
+    other.load_state_dict(model.state_dict())
+    assert_same(other, model)
+    assert all(
+        torch.equal(shards.local(p).limit, shards.local(q).limit)
+        for p, q in zip(other.parameters(), model.parameters(), strict=True)
+    )
+    assert torch.equal(other(x), model(x))
+    raises(
+        TypeError,
+        "needs the same limit",
+        build("paper12").wide.weight.detach()[2:4].copy_,
+        build("paper12", bound=2.0).wide.weight.detach()[2:4],
+    )
+
     # A table of embeddings is gathered in packed rows, and only the rows that are asked for are decoded.
     model.table.unshard()
     assert isinstance(model.table.weight, LadderTensor)

@@ -154,11 +154,7 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"copy_ between LadderTensors whose signs differ in kind ({theirs.signs} to {ours.signs}) would lose "
             f"signs; load the file into a float model instead, with torchmadam.load"
         )
-    if (
-        not target.is_whole
-        and ours.first_row != BLANK
-        and not torch.equal(target.limit, source.limit.to(target.device))
-    ):
+    if not _is_all(target, ours) and not torch.equal(target.limit, source.limit.to(target.device)):
         raise TypeError(
             f"copy_ into some rows of a LadderTensor needs the same limit, and got {float(source.limit):g} for "
             f"{float(target.limit):g}: the other rows would change their size; copy whole tensors"
@@ -171,6 +167,16 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if ours.first_row == BLANK:
         _place(target, theirs.first_row)
     return return_and_correct_aliasing(func, args, kwargs, target)
+
+
+def _is_all(target: LadderTensor, rows: CodeLayout) -> bool:
+    """Whether these rows of a tensor are all that it has, but for the filling of a shard."""
+    if target.is_whole or rows.first_row == BLANK:
+        return True
+    own = target.coding
+    if own.whole_rows is None:
+        return False
+    return target.storage_offset() == 0 and rows.rows == min(own.rows, own.whole_rows - own.first_row)
 
 
 def _place(shard: LadderTensor, first_row: int) -> None:
@@ -194,6 +200,16 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # index_select refuses what an ordinary embedding refuses: numbers below zero.
     rows = ops.decode([p.index_select(0, flat) for p in table.planes], table.limit, coding, 0, table.dtype)
     return rows.view(*indices.shape, table.shape[1])
+
+
+def _pin_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In memory that a GPU copies from directly; FSDP keeps shards there that are offloaded."""
+    source: LadderTensor = args[0]
+    return _like(source, [plane.pin_memory() for plane in source.planes], source.limit.pin_memory())
+
+
+def _is_pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return all(plane.is_pinned() for plane in args[0].planes)
 
 
 def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -233,6 +249,8 @@ MOVES.update(
         aten.embedding.default: _embedding,
         aten._unsafe_view.default: _view,
         aten.new_zeros.default: _new_zeros,
+        aten._pin_memory.default: _pin_memory,
+        aten.is_pinned.default: _is_pinned,
     }
 )
 for _name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_ones", "new_full",
