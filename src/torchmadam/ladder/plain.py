@@ -45,7 +45,8 @@ def _with_planes(module: nn.Module, state: MutableMapping[str, Any], prefix: str
             continue
         del state[name]
         if value.planes[0].data_ptr() not in seen:  # a tensor that two names share is kept once
-            state |= parts_of(name, value) | {f"{name}.ladder": as_bytes(description(value.coding, value.dtype))}
+            about = as_bytes(description(value.coding, value.dtype))
+            state.update(parts_of(name, value) | {f"{name}.ladder": about})
         seen.add(value.planes[0].data_ptr())
 
 
