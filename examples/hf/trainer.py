@@ -14,14 +14,22 @@ from examples.hf.text import pieces, small_gpt2
 from torchmadam import Madam, hf, summary, to_ladder_
 
 
-def trainer(model: PreTrainedModel, data: list[dict[str, Tensor]], folder: Path, **arguments: Any) -> Trainer:
+def trainer(
+    model: PreTrainedModel,
+    data: list[dict[str, Tensor]],
+    folder: Path,
+    *,
+    lr: float = 0.01,
+    zero_scale: float = 0.01,
+    **arguments: Any,
+) -> Trainer:
     """A Trainer that steps with Madam. Any of ``TrainingArguments`` may be given; its learning_rate does nothing."""
     settings = TrainingArguments(
         str(folder), **{"lr_scheduler_type": "cosine", "logging_steps": 20, "report_to": "none", **arguments}
     )
     # Stochastic rounding, because the schedule ends at zero: below half of its spacing a ladder rounded to nearest
     # stands still.
-    madam = (Madam, {"lr": 0.01, "rounding": "stochastic"})
+    madam = (Madam, {"lr": lr, "zero_scale": zero_scale, "rounding": "stochastic"})
     return Trainer(model, settings, train_dataset=data, optimizer_cls_and_kwargs=madam)
 
 

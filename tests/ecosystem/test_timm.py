@@ -25,10 +25,12 @@ def test_madam_is_one_of_timms_optimisers_on_floats_and_on_codes():
         assert type(optimizer) is Madam
         assert sorted({group["weight_decay"] for group in optimizer.param_groups}) == [0.0, 0.05]
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        torch.nn.functional.cross_entropy(model(torch.randn(2, 3, 64, 64)), torch.tensor([0, 1])).backward()
-        optimizer.step()
-        moved = [not torch.equal(before[name], p.detach()) for name, p in model.named_parameters()]
-        assert sum(moved) > 0.9 * len(moved)
+        for _ in range(2):  # the norms that end the residual branches begin as zeros, so the first step stops at them
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(torch.randn(2, 3, 64, 64)), torch.tensor([0, 1])).backward()
+            optimizer.step()
+        still = [name for name, p in model.named_parameters() if torch.equal(before[name], p.detach())]
+        assert not still
         assert any(isinstance(p, LadderTensor) for p in model.parameters()) == bool(bits)
 
 
