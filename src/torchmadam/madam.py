@@ -256,6 +256,11 @@ class Madam(Optimizer):
             for name, p in zip(names, group["params"], strict=True)
             if p.grad is not None and _is_coded(p) == coded
         ]
+        if any(p.grad is None and getattr(p, "was_replaced", False) for p in group["params"]):
+            raise RuntimeError(
+                "the model's parameters were replaced after this optimiser was made, by to_ladder_, to_dense_ or load, "
+                "so that it would train what is no longer there; convert and load first, make the optimiser afterwards"
+            )
         for name, p in ready:
             if p.grad.layout != torch.strided:
                 raise ValueError(

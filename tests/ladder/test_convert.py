@@ -326,3 +326,17 @@ def test_an_exception_inside_the_average_restores_too():
     with pytest.raises(ZeroDivisionError), mean.applied():
         raise ZeroDivisionError
     assert all(p is q for p, q in zip(own, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("replace", [to_ladder_, lambda model: to_dense_(to_ladder_(model))], ids=["codes", "floats"])
+def test_an_optimiser_made_before_the_parameters_were_replaced_says_so_instead_of_doing_nothing(replace):
+    model = nn.Linear(3, 2)
+    optimizer = Madam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    replace(model)
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="make the optimiser afterwards"):
+        optimizer.step()
+    Madam(model.parameters()).step()

@@ -207,3 +207,4 @@ def replace_tensors(model: nn.Module, new: Mapping[Any, Tensor]) -> None:
         for name, old in [*module._parameters.items(), *module._buffers.items()]:
             if old is not None and old in new:
                 setattr(module, name, new[old])  # not into the dict: recurrent layers keep a list besides
+                old.was_replaced = True  # type: ignore[attr-defined]  # for an optimiser that still holds it
