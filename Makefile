@@ -5,14 +5,14 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all bench lint pytest torch-oldest clean
+.PHONY: demo test test-all bench lint pytest docs torch-oldest clean
 
 demo: $(VENV)/installed
 	$(RUN) -m madam_lab demo
 
-test: lint pytest
+test: lint pytest docs
 
-test-all: lint
+test-all: lint docs
 	$(RUN) -m pytest -n 2 -m "not gpu"
 	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
 	$(MAKE) torch-oldest
@@ -29,6 +29,10 @@ lint: $(VENV)/installed
 pytest: $(VENV)/installed
 	$(RUN) -m pytest -n 2 -m "not slow and not gpu"
 	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
+
+# The site, into site/; a broken link or an undocumented name fails.
+docs: $(VENV)/installed
+	$(RUN) -m mkdocs build --strict --quiet
 
 # The oldest PyTorch we support, in an environment of its own.
 torch-oldest: .venv-torch-2.11/installed
@@ -49,4 +53,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-2.11 .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .venv-torch-2.11 site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist

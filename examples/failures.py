@@ -20,7 +20,7 @@ from torchmadam import Madam, to_ladder_
 
 PAGE = Path("docs/migration.md")
 PICTURES = Path("docs/failures")
-EVERY = 10
+POINTS = 40  # of a curve
 
 
 @dataclass
@@ -73,7 +73,7 @@ def _run_once(
             loss = F.cross_entropy(model(data.train_x[chosen]), data.train_y[chosen])
             loss.backward()
             optimizer.step()
-            if step % EVERY == 0:
+            if step % max(steps // POINTS, 1) == 0:
                 with torch.no_grad():
                     logits = model(data.test_x)
                     wrong = float((logits.argmax(1) != data.test_y).float().mean())
