@@ -103,11 +103,11 @@ def zeros(steps: int = 400) -> tuple[str, list[Run]]:
 def signs(steps: int = 1500, seeds: int = 5) -> tuple[str, list[Run]]:
     """Inputs that are never negative, under signs that never change."""
     runs = [
-        run("pixels from 0 to 1, signs frozen", steps=steps, standardised=False, seeds=seeds),
-        run("pixels from 0 to 1, crossing=1.0", steps=steps, standardised=False, seeds=seeds, crossing=1.0),
-        run("standardised, signs frozen", steps=steps, seeds=seeds),
+        run("0 to 1, frozen signs", steps=steps, standardised=False, seeds=seeds),
+        run("0 to 1, crossing=1.0", steps=steps, standardised=False, seeds=seeds, crossing=1.0),
+        run("standardised, frozen signs", steps=steps, seeds=seeds),
     ]
-    note = f"Test error on digits, mean of {seeds} seeds, lr = 0.01"
+    note = f"Pixels of digits from 0 to 1, or standardised; test error, mean of {seeds} seeds, lr = 0.01"
     return _drawn(runs, "error", "Frozen signs and inputs that are never negative", note, y_max=20), runs
 
 

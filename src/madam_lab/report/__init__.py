@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from madam_lab.recipes.paper import LEARNING_RATES
-from madam_lab.report import crossing, theory
+from madam_lab.report import conversion, crossing, theory
 from madam_lab.report.figures import learning_rates
 from madam_lab.report.numbers import Results
 from madam_lab.report.page import page
@@ -31,7 +31,7 @@ def write(
     written = [target]
     for path in tables:
         if path.exists():
-            fill_in(path, results, {**TABLES, **crossing.TABLES, **theory.TABLES})
+            fill_in(path, results, {**TABLES, **crossing.TABLES, **theory.TABLES, **conversion.TABLES})
             written.append(path)
     pictures = (picture, _learning_rate_picture(results)), (theory_picture, theory.largest_lr(results, "tanh"))
     for where, drawn in pictures:
