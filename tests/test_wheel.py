@@ -128,7 +128,7 @@ def test_a_newcomer_installs_the_wheel_and_every_extra_from_nothing(wheel, tmp_p
     venv.create(tmp_path / "env", with_pip=True)
     python = str(tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-    run(*pip, f"torch=={torch.__version__.partition('+')[0]}", cwd=tmp_path)
+    run(*pip, f"torch=={torch.__version__.partition('+')[0]}", "numpy", cwd=tmp_path)
     run(*pip, str(wheel), cwd=tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     run(python, "-W", "error", "-c", code, cwd=tmp_path)

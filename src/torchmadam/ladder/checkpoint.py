@@ -24,6 +24,7 @@ from torchmadam.groups import unwrapped
 from torchmadam.ladder.convert import replace_tensors
 from torchmadam.ladder.plain import LadderFileError, description, parts_of, put_together
 from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import require_module
 
 VERSION = 1
 _SAFETENSORS = {
@@ -46,6 +47,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     The file appears under its name only when it is complete and on the disk: a crash leaves the old one whole.
     """
+    require_module(model, "save")
     # keep_vars: the model's own tensors, whatever plain_state_dict_ makes of them for others.
     write(*flatten(_unwrapped(model.state_dict(keep_vars=True))), path)
 
@@ -57,6 +59,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     place; others are replaced, so make the optimiser afterwards. Whatever is wrong with the file raises a
     :class:`LadderFileError`, and the model is then as it was.
     """
+    require_module(model, "load")
     return fill(model, unflatten(*read(path)), os.fspath(path))
 
 
