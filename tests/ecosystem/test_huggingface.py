@@ -10,9 +10,12 @@ from torchmadam import LadderTensor, Madam, to_ladder_
 
 transformers = pytest.importorskip("transformers", reason='needs pip install ".[hf]"')
 
-from examples.hf import accelerated, lora, trainer  # noqa: E402
+from examples.hf import accelerated, convert, lora, trainer  # noqa: E402
 from examples.hf.text import pieces, small_gpt2  # noqa: E402
 
+from madam_lab import records  # noqa: E402
+from madam_lab.report.conversion import conversion_table  # noqa: E402
+from madam_lab.report.numbers import Results  # noqa: E402
 from torchmadam import hf  # noqa: E402
 
 # Their own: about a CPU without pinned memory, and about names in PyTorch that will go.
@@ -199,3 +202,29 @@ def test_the_commands_run_one_after_another(text, tmp_path, monkeypatch, capsys)
     assert "lora_B" in capsys.readouterr().out
     accelerated.main([str(text)])
     assert "mean loss" in capsys.readouterr().out
+
+
+def test_the_study_of_conversion_writes_a_record_that_becomes_a_table(text, tmp_path, monkeypatch):
+    for name in ("train", "valid"):
+        path = tmp_path / "data" / "wikitext-2" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.read_bytes())
+    monkeypatch.setenv("MADAM_DATA", str(tmp_path / "data"))
+    convert.main(["--smoke", "--results", str(tmp_path)])
+    path = tmp_path / "conversion_gpt2+smoke" / "0.json"
+    record = records.read(path)
+    points = {point["kind"]: point for point in record["points"]}
+    assert points.keys() == {"AdamW", "float32", "paper12", "signed8"}
+    assert len({point["before"] for point in points.values()}) == 1
+    assert points["AdamW"]["switch"] == points["AdamW"]["before"]  # nothing was converted
+    for kind in ("paper12", "signed8"):
+        assert 0 < abs(points[kind]["switch"] - points[kind]["before"]) < 0.05
+        assert points[kind]["after"] != points[kind]["switch"]
+    record["study"] = "conversion_gpt2"
+    records.write(record, tmp_path)
+    path.unlink()
+    table = conversion_table(Results(tmp_path))
+    assert [row[0] for row in table.rows] == [
+        "AdamW goes on, float32", "Madam, float32", "Madam, 12-bit codes", "Madam, signed 8-bit codes",
+    ]  # fmt: skip
+    assert table.rows[2][3] == f"{points['paper12']['switch']:.4f}"

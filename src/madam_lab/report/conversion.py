@@ -38,8 +38,8 @@ def _cell(losses: list[float | None]) -> str:
     finite = [loss for loss in losses if loss is not None]
     if len(finite) < len(losses):
         return "diverged"
-    spread = f" ±{(max(finite) - min(finite)) / 2:.3f}" if len(finite) > 1 else ""
-    return f"{statistics.fmean(finite):.3f}{spread}"
+    spread = f" ±{(max(finite) - min(finite)) / 2:.4f}" if len(finite) > 1 else ""
+    return f"{statistics.fmean(finite):.4f}{spread}"
 
 
 TABLES = {"conversion": conversion_table}
