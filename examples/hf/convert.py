@@ -4,7 +4,7 @@ A small GPT-2 is built from its config and trained with AdamW on WikiText-2, byt
 nearest codes, with ``to_ladder_(init="nearest")``, and Madam trains them for 500 more steps. AdamW going on, and Madam
 on floats, are the controls.
 
-python -m examples.hf.convert --seeds 0,1,2      # 11 minutes a seed on one core; records in results/, tables by `madam report`
+python -m examples.hf.convert --seeds 0,1,2      # 11 minutes a seed on one core; tables by `madam report`
 """
 
 import argparse
