@@ -13,7 +13,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-pytest.importorskip("build", reason='needs pip install ".[dev]"')
+pytest.importorskip("build", reason='needs pip install ".[all]"')
 pytest.importorskip("hatchling")
 
 # Runs with torch imported already, and prints the milliseconds of this process that our import takes.
@@ -119,7 +119,7 @@ def test_extras_name_each_other_rightly():
         for name in own.split(",")
     }
     assert named <= extras.keys()
-    assert extras.keys() - {"dev"} <= named  # whatever there is, `make test` installs
+    assert extras.keys() - {"all"} <= named  # whatever there is, `make test` installs
     assert all("linux" in need for need in extras["gpu"])
 
 
