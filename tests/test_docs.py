@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from examples import failures
+from examples import failures, pictures
 
 from madam_lab.report import conversion, tables
 from madam_lab.report.numbers import Results
@@ -65,3 +65,9 @@ def test_tables_on_the_pages_are_what_the_records_say(page, tmp_path):
     copy.write_text(read(DOCS / page), encoding="utf-8")
     tables.fill_in(copy, Results(ROOT / "results"), {**tables.TABLES, **conversion.TABLES})
     assert read(copy) == read(DOCS / page)
+
+
+def test_pictures_without_training_are_what_the_library_says_now(tmp_path):
+    pictures.main(tmp_path)
+    for name in ("ladders.svg", "memory.svg"):
+        assert read(tmp_path / name) == read(DOCS / name)
