@@ -132,6 +132,5 @@ def test_a_newcomer_installs_the_wheel_and_every_extra_from_nothing(wheel, tmp_p
     run(*pip, str(wheel), cwd=tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     run(python, "-W", "error", "-c", code, cwd=tmp_path)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for extra in extras:
-        run(*pip, "--dry-run", f"torchmadam[{extra}] @ {wheel.as_uri()}", cwd=tmp_path)
+    # All of them: see the test above.
+    run(*pip, "--dry-run", f"torchmadam[all] @ {wheel.as_uri()}", cwd=tmp_path)
