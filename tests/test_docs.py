@@ -31,10 +31,10 @@ def test_code_on_the_pages_is_python(page):
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("zeros", {"steps": 101}),
+        pytest.param("zeros", {"steps": 101}, marks=pytest.mark.slow),
         ("signs", {"steps": 2, "seeds": 1}),
         ("spacing", {"steps": 2}),
-        ("bound", {"steps": 100}),
+        pytest.param("bound", {"steps": 100}, marks=pytest.mark.slow),
     ],
 )
 def test_the_library_still_says_what_the_migration_page_quotes(mode, options):

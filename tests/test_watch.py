@@ -57,3 +57,12 @@ def test_without_names_matrices_are_described_by_their_shape():
 
     with pytest.warns(UserWarning, match=r"a tensor of shape \(4, 8\) is at its bound"):
         train()
+
+
+def test_a_group_without_parameters_is_no_trouble():
+    p = nn.Parameter(torch.zeros(4, 8))
+    optimizer = Madam([{"params": [p]}, {"params": [], "weight_decay": 0.1}])
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert (p < 0).all()

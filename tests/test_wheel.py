@@ -100,7 +100,9 @@ def test_the_readmes_ten_lines_run_in_an_environment_of_their_own(python, tmp_pa
 
 
 def test_our_import_takes_less_than_50_ms_beyond_torchs(python, tmp_path):
-    took = [float(run(python, "-c", IMPORT, cwd=tmp_path)) for _ in range(2)]
+    took = []
+    while not took or (took[-1] >= 50 and len(took) < 3):  # other processes may be in the way
+        took.append(float(run(python, "-c", IMPORT, cwd=tmp_path)))
     assert min(took) < 50, took
 
 

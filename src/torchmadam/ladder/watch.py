@@ -35,6 +35,8 @@ class Watch:
 
     def look(self, group: dict[str, Any]) -> None:
         """Look before a step of a param group."""
+        if not group["params"]:
+            return
         place, lr = id(group["params"][0]), group["lr"]
         if not isinstance(lr, Tensor) or lr.device.type == "cpu":
             now = float(lr), group["rounding"]
