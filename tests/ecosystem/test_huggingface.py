@@ -105,6 +105,15 @@ def test_save_pretrained_and_from_pretrained_keep_every_code(make, bits, tmp_pat
         assert not back.is_quantized
 
 
+def test_floats_beside_codes_keep_their_own_dtype(tmp_path):
+    model = small_gpt2(LENGTH, layers=1, width=32)
+    to_ladder_(model, 12, dtype=torch.bfloat16, filter=lambda name, p: p.dim() > 1)
+    hf.register_(model).save_pretrained(tmp_path)
+    back = type(model).from_pretrained(tmp_path)
+    assert_same(model, back)
+    assert {p.dtype for p in back.parameters()} == {torch.bfloat16, torch.float32}
+
+
 def test_a_model_in_several_files_is_put_together_and_checked(tmp_path):
     model = gpt2(12)
     model.save_pretrained(tmp_path, max_shard_size="10KB")
