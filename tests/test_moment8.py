@@ -20,8 +20,8 @@ def test_rungs_are_fixed_points_whatever_the_dither(numel):
     v = 10 ** (torch.rand(numel) * 12 - 12)
     rungs = moment8.decoded(*coded(v))
     for t in (1, 2, 3, 1000, 123_456):
-        # Where the largest left its octave, a rung may come back two last bits off.
-        torch.testing.assert_close(moment8.decoded(*coded(rungs, t=t, key=-5)), rungs, rtol=2.4e-7, atol=0)
+        # Where the largest left its octave, a rung may come back a last bit off.
+        torch.testing.assert_close(moment8.decoded(*coded(rungs, t=t, key=-5)), rungs, rtol=1.2e-7, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (40, 27), (3, 128), (9, 1000), (0, 5), (5, 0)])
@@ -42,7 +42,7 @@ def test_a_code_is_a_fifth_of_an_octave():
     exponents = torch.tensor([100, 100], dtype=torch.uint8)
     rungs = moment8.decoded(torch.arange(256, dtype=torch.uint8), exponents)
     expected = [2.0 ** (100 - 127 + c // 5) * (1 + c % 5 / 5) for c in range(256)]
-    torch.testing.assert_close(rungs, torch.tensor(expected), rtol=1.3e-5, atol=0)  # 102 of 2^23
+    torch.testing.assert_close(rungs, torch.tensor(expected), rtol=2e-7, atol=0)
 
 
 def test_the_largest_of_a_group_sets_its_exponent_and_what_is_far_below_gets_the_lowest_rung():
@@ -52,8 +52,7 @@ def test_the_largest_of_a_group_sets_its_exponent_and_what_is_far_below_gets_the
     codes, exponents = coded(v)
     assert exponents.tolist() == [127 - 50, 0, 0]
     back = moment8.decoded(codes, exponents)
-    assert back[0] == pytest.approx(1.0, rel=1.3e-5)
-    assert back[200] == pytest.approx(2.0**-100, rel=1.3e-5)
+    assert (back[0], back[200]) == (1.0, 2.0**-100)
     assert back[1] == pytest.approx(2.0**-49, rel=0.2)
     assert back[2:128].tolist() == [2.0**-50] * 126
     assert back[v == 0].max() <= 2.0**-50

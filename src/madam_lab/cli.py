@@ -11,6 +11,9 @@ from typing import Any
 
 from madam_lab import records
 
+# Pages with tables that are made from records.
+_PAGES = ("reproduction", "theory", "bits", "huggingface", "imagenet", "memory")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
@@ -86,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--page", type=Path, default=Path("docs/report.html"), help="the HTML page to write")
     report.add_argument(
         "--tables", type=Path, nargs="*",
-        default=[Path("README.md"), Path("docs/reproduction.md"), Path("docs/theory.md"), Path("docs/imagenet.md")],
+        default=[Path("README.md"), *(Path("docs") / f"{name}.md" for name in _PAGES)],
         help="Markdown files whose marked tables are filled in; files that are not there are left out",
     )  # fmt: skip
     report.add_argument(

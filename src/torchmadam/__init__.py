@@ -2,10 +2,11 @@
 
 from torchmadam.average import Average, average
 from torchmadam.groups import param_groups, scales_of
-from torchmadam.ladder.checkpoint import LadderFileError, load, save
+from torchmadam.ladder.checkpoint import load, save
 from torchmadam.ladder.compiling import compile_options
 from torchmadam.ladder.convert import to_dense_, to_ladder_
 from torchmadam.ladder.format import LadderFormat
+from torchmadam.ladder.plain import LadderFileError, plain_state_dict_
 from torchmadam.ladder.summary import summary
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "memory",
     "param_groups",
+    "plain_state_dict_",
     "release_gradients",
     "save",
     "scales_of",

@@ -133,7 +133,7 @@ class Madam(Optimizer):
             return
         self._check_capture(group["lr"])
         coded = _has_codes(group["params"])
-        if coded:
+        if coded or self._watch.zeros:
             self._watch.look(group)
         situation = situation_of(group, self.state) if is_launched(group) else None
         if situation is None or not self._repeats.again(situation, group["lr"]):
@@ -256,6 +256,11 @@ class Madam(Optimizer):
             for name, p in zip(names, group["params"], strict=True)
             if p.grad is not None and _is_coded(p) == coded
         ]
+        if any(p.grad is None and getattr(p, "was_replaced", False) for p in group["params"]):
+            raise RuntimeError(
+                "the model's parameters were replaced after this optimiser was made, by to_ladder_, to_dense_ or load, "
+                "so that it would train what is no longer there; convert and load first, make the optimiser afterwards"
+            )
         for name, p in ready:
             if p.grad.layout != torch.strided:
                 raise ValueError(
@@ -282,11 +287,13 @@ class Madam(Optimizer):
         ]
         if not coded:  # a coded parameter carries its own scale
             scales, crossings, stuck = groups.starting_point(group, names, params)
-            for p, state, scale, crossing in zip(params, states, scales, crossings, strict=True):
+            for name, p, state, scale, crossing in zip(names, params, states, scales, crossings, strict=True):
                 wide = torch.promote_types(groups.as_real(p).dtype, torch.float32)
                 state["scale"] = torch.full((), scale, dtype=wide, device=p.device)
                 if crossing is not None:
                     state["crossing"] = crossing
+                if crossing:
+                    self._watch.began_as_zeros(name, p, state["scale"])
             if stuck:
                 groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
         self.state.update(zip(params, states, strict=True))

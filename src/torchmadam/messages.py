@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from typing import Any
 
 _OURS = ("torch", "torchmadam", "contextlib")
 
@@ -17,3 +18,12 @@ def warn(message: str) -> None:
 def describe(name: str | None) -> str:
     """How a message refers to a parameter."""
     return f"parameter {name!r}" if name is not None else "a parameter without a name"
+
+
+def require_module(value: Any, function: str) -> None:
+    """Raise unless this is a module: parameters and state dicts are easily passed instead."""
+    if not hasattr(value, "named_parameters"):
+        raise TypeError(
+            f"{function} takes a model, an nn.Module, and got a {type(value).__name__}; pass the model itself, not its "
+            f"parameters or its state dict"
+        )

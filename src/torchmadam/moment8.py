@@ -2,7 +2,7 @@
 
 A code c stands for the float32 whose bits, as an integer, are
 
-    2^23 exponent + 1677722 c           a fifth of 2^23: five rungs an octave, over the 51 octaves below the largest
+    2^23 exponent + 2^23 c / 5          five rungs an octave, over the 51 octaves below the group's largest
 
 Between two rungs a float's bits are linear in its value, so rounding them up as often as their fraction says keeps the
 moment's mean. Steps change it by a thousandth and rungs are a fifth apart: rounding to nearest would never move it, and
@@ -22,7 +22,7 @@ from torchmadam import noise
 
 GROUP = 128
 _PER_OCTAVE, _OCTAVES = 5, 51
-_FIFTH = 1_677_722  # of 2^23, rounded
+_FIFTH = 429_496_730  # of 2^31
 _GOLDEN = 0x9E3779B9 - 2**32  # of 2^32, as a signed integer
 _PLACES = 0x85EBCA6B - 2**32  # any odd number with well mixed bits: where each weight's dither begins
 
@@ -81,8 +81,8 @@ def phase(key: int, step: Tensor) -> Tensor:
 
 def decoded(codes: Tensor, exponents: Tensor) -> Tensor:
     """The moment as float32, of a flat tensor or a matrix of codes."""
-    bits = (exponents.to(torch.int32) << 23).unsqueeze(1) + _in_groups(codes.to(torch.int32) * _FIFTH)
-    return _out_of_groups(bits, codes.shape).view(torch.float32)
+    bits = (exponents.to(torch.int32) << 23).unsqueeze(1) + _in_groups((codes.to(torch.int64) * _FIFTH) >> 8)
+    return _out_of_groups(bits.to(torch.int32), codes.shape).view(torch.float32)
 
 
 def encode_(codes: Tensor, exponents: Tensor, moment: Tensor, at: Tensor, first: int = 0) -> None:
@@ -92,9 +92,9 @@ def encode_(codes: Tensor, exponents: Tensor, moment: Tensor, at: Tensor, first:
     """
     bits = _in_groups(moment.contiguous().view(torch.int32))
     exponents.copy_(((bits.amax(1) >> 23) - (_OCTAVES - 1)).clamp_(min=0))
-    above = (bits - (exponents.to(torch.int32) << 23).unsqueeze(1)).clamp_(min=0)
+    # 52, because division by 5 left rungs up to 2 too small; and the dither stops as far before 1: a rung stays one.
+    above = (bits - ((exponents.to(torch.int32) << 23) - 52).unsqueeze(1)).clamp_(min=0)
     place = torch.arange(first, first + moment.numel(), device=moment.device).to(torch.int32).view(moment.shape)
-    # Fractions of 2^24, but for the largest: a rung, which division by 5 left up to 1020 too large, stays one.
     dither = (((place * _PLACES + at).to(torch.int64) & 0xFFFFFFFF) * (2**24 - 2**10)) >> 32
     codes.copy_((_out_of_groups(above, moment.shape).to(torch.int64) * (2 * _PER_OCTAVE) + dither) >> 24)
 

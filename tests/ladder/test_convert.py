@@ -4,6 +4,7 @@ import copy
 import math
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -326,3 +327,40 @@ def test_an_exception_inside_the_average_restores_too():
     with pytest.raises(ZeroDivisionError), mean.applied():
         raise ZeroDivisionError
     assert all(p is q for p, q in zip(own, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("replace", [to_ladder_, lambda model: to_dense_(to_ladder_(model))], ids=["codes", "floats"])
+def test_an_optimiser_made_before_the_parameters_were_replaced_says_so_instead_of_doing_nothing(replace):
+    model = nn.Linear(3, 2)
+    optimizer = Madam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    replace(model)
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="make the optimiser afterwards"):
+        optimizer.step()
+    Madam(model.parameters()).step()
+
+
+@pytest.mark.parametrize(
+    "function", [to_ladder_, to_dense_, lambda x: torchmadam.save(x, "x")], ids=["ladder", "dense", "save"]
+)
+def test_what_is_no_model_is_named(function):
+    model = net()
+    for wrong, kind in ((model.parameters(), "generator"), (model.state_dict(), "OrderedDict")):
+        with pytest.raises(TypeError, match=f"got a {kind}; pass the model itself"):
+            function(wrong)
+
+
+def test_other_bits_are_refused_with_a_ladder_that_would_do():
+    with pytest.raises(ValueError, match=r"use LadderFormat\.paper\(4, spacing=0\.27\)"):
+        to_ladder_(net(), bits=4)
+    with pytest.raises(ValueError, match=r"use LadderFormat\.paper\(levels=26, spacing=0\.16\)"):
+        LadderFormat.paper(levels=26)
+
+
+def test_writing_codes_with_safetensors_alone_says_what_to_do(tmp_path):
+    model = to_ladder_(net())
+    with pytest.raises(TypeError, match="plain_state_dict_"):
+        safetensors.torch.save_file(model.state_dict(), tmp_path / "x")

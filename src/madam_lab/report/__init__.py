@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from madam_lab.recipes.paper import LEARNING_RATES
-from madam_lab.report import crossing, gan, photographs, theory
+from madam_lab.report import conversion, crossing, gan, photographs, theory
 from madam_lab.report.figures import learning_rates
 from madam_lab.report.numbers import Results
 from madam_lab.report.page import page
@@ -29,7 +29,8 @@ def write(
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(results), encoding="utf-8")
     written = [target]
-    known = {**TABLES, **crossing.TABLES, **gan.TABLES, **photographs.TABLES, **theory.TABLES}
+    registers = (TABLES, conversion.TABLES, crossing.TABLES, gan.TABLES, photographs.TABLES, theory.TABLES)
+    known = {name: make for register in registers for name, make in register.items()}
     for path in tables:
         if path.exists():
             fill_in(path, results, known)

@@ -22,6 +22,7 @@ COLOURS = {
     "2/π": "#d55e00",
     "weights": "#0072b2",
     "optimiser state": "#e69f00",
+    "gradients": "#009e73",
 }
 _SPARE = ("#56b4e9", "#0072b2", "#cc79a7", "#d55e00", "#e69f00", "#999999")
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_parts
 from torchmadam.distributed import parts
 from torchmadam.files import write_atomically
 from torchmadam.ladder import checkpoint
-from torchmadam.ladder.checkpoint import LadderFileError
+from torchmadam.ladder.plain import LadderFileError
 from torchmadam.madam import Madam
 
 _CURRENT = "current"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from torchmadam import groups, held, shards
 from torchmadam.ladder import checkpoint
-from torchmadam.ladder.checkpoint import LadderFileError
 from torchmadam.ladder.layout import CodeLayout
+from torchmadam.ladder.plain import LadderFileError, description
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
 
@@ -29,7 +29,7 @@ def of_model(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
             continue
         tensors |= {f"{MODEL}{key}": tensor for key, tensor in _plain(name, value).items()}
         if isinstance(shards.local(value), LadderTensor):
-            coded[name] = checkpoint.description(_whole(value), value.dtype)
+            coded[name] = description(_whole(value), value.dtype)
     return tensors, {"version": checkpoint.VERSION, "coded": coded, "shared": shared}
 
 

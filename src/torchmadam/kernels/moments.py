@@ -28,7 +28,8 @@ def store_exponents(at, first, end, values, COUNT: tl.constexpr, ROWS: tl.conste
 @triton.jit
 def decoded(codes, exponents):
     """moment8.decoded."""
-    return (codes.to(tl.int32) * 1677722 + (exponents.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
+    bits = tl.umulhi(codes.to(tl.uint32) << 24, 429496730).to(tl.int32)
+    return (bits + (exponents.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -43,6 +44,6 @@ def encoded(moment, largest, position, phase, COUNT: tl.constexpr, ROWS: tl.cons
     """moment8.encode_: codes, and the exponents of their rows. What lies outside of the tensor must be zero."""
     largest = tl.reshape(tl.broadcast_to(largest[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
     exponents = tl.maximum((largest >> 23) - 50, 0)
-    above = tl.maximum(moment.to(tl.int32, bitcast=True) - (exponents << 23), 0)
+    above = tl.maximum(moment.to(tl.int32, bitcast=True) - ((exponents << 23) - 52), 0)
     dither = tl.umulhi(position.to(tl.uint32) * 0x85EBCA6B + phase, 16776192)
     return ((above.to(tl.uint32) * 10 + dither) >> 24).to(tl.uint8), exponents

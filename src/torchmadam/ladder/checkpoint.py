@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import safetensors
 import torch
@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from torchmadam import shards
 from torchmadam.files import write_atomically
 from torchmadam.groups import unwrapped
-from torchmadam.ladder import packing
-from torchmadam.ladder.convert import DTYPES, replace_tensors
-from torchmadam.ladder.format import LadderFormat
-from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
+from torchmadam.ladder.convert import replace_tensors
+from torchmadam.ladder.plain import LadderFileError, description, parts_of, put_together
 from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import require_module
 
 VERSION = 1
 _SAFETENSORS = {
@@ -41,11 +40,6 @@ _SAFETENSORS = {
     torch.bool: "BOOL",
     torch.complex64: "C64",
 }
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-
-
-class LadderFileError(ValueError):
-    """A file that is damaged, of another version, not a coded model at all, or not a model of this shape."""
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -53,7 +47,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     The file appears under its name only when it is complete and on the disk: a crash leaves the old one whole.
     """
-    write(*flatten(_unwrapped(model.state_dict())), path)
+    require_module(model, "save")
+    # keep_vars: the model's own tensors, whatever plain_state_dict_ makes of them for others.
+    write(*flatten(_unwrapped(model.state_dict(keep_vars=True))), path)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -63,8 +59,12 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     place; others are replaced, so make the optimiser afterwards. Whatever is wrong with the file raises a
     :class:`LadderFileError`, and the model is then as it was.
     """
-    tensors, about = read(path)
-    state = unflatten(tensors, about)
+    require_module(model, "load")
+    return fill(model, unflatten(*read(path)), os.fspath(path))
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], source: str) -> nn.Module:
+    """Make a model hold a state dict of floats and codes; ``source`` is for messages."""
     # keep_vars: the model's own tensors, under the names that its state dict gives them.
     own = _unwrapped(model.state_dict(keep_vars=True))
     problems = [f"missing: {name}" for name in sorted(own.keys() - state.keys())]
@@ -81,7 +81,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             problems.append(f"{earlier} and {name} differ, and are one tensor in the model")
     if problems:
         more = f", and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise LadderFileError(f"{path} is not a file of this model: {'; '.join(problems[:8])}{more}")
+        raise LadderFileError(f"{source} is not a file of this model: {'; '.join(problems[:8])}{more}")
     _fill(model, {id(target): (target, state[name], name) for name, target in own.items()})
     return model
 
@@ -112,10 +112,8 @@ def flatten(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, A
         if value.numel() and first.setdefault(place, name) != name:
             shared[name] = first[place]
         elif isinstance(value, LadderTensor):
-            tensor = cast(LadderTensor, value.detach().clone(memory_format=torch.contiguous_format))
-            coded[name] = description(tensor.coding, tensor.dtype)
-            tensors |= {f"{name}.plane{i}": plane.cpu() for i, plane in enumerate(tensor.planes)}
-            tensors[f"{name}.limit"] = tensor.limit.cpu()
+            coded[name] = description(value.coding, value.dtype)
+            tensors |= {part: tensor.cpu() for part, tensor in parts_of(name, value).items()}
         elif value.dtype not in _SAFETENSORS:
             raise TypeError(f"{name} has dtype {value.dtype}, which the file format does not hold; convert it first")
         else:
@@ -128,17 +126,8 @@ def unflatten(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[s
     left = dict(tensors)
     state: dict[str, Tensor] = {}
     for name, claims in about["coded"].items():
-        coding, dtype = _described(name, claims)
-        planes = [left.pop(f"{name}.plane{i}", None) for i in range(len(coding.widths))]
-        limit = left.pop(f"{name}.limit", None)
-        if limit is None or limit.dtype != torch.float32 or limit.dim() or not (torch.isfinite(limit) and limit >= 0):
-            raise LadderFileError(f"{name}: the limit must be one finite, positive float32 number")
-        found = [None if p is None else (p.dtype, tuple(p.shape)) for p in planes]
-        if found != [(torch.uint8, shape) for shape in coding.plane_shapes]:
-            raise LadderFileError(f"{name}: planes of {coding.plane_shapes} were announced, and the file has {found}")
-        tensor = LadderTensor([p for p in planes if p is not None], limit, coding, dtype=dtype)
-        _check_codes(name, tensor)
-        state[name] = tensor
+        left.pop(f"{name}.ladder", None)  # the same again, where a state dict of plain tensors was saved
+        state[name] = put_together(name, left, claims)
     clash = state.keys() & left.keys()
     if clash:
         raise LadderFileError(f"{sorted(clash)[0]} is in the file both as codes and as floats")
@@ -150,45 +139,11 @@ def unflatten(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[s
     return state
 
 
-def description(coding: CodeLayout, dtype: torch.dtype) -> dict[str, Any]:
-    """A coded parameter in terms of JSON."""
-    ladder = coding.format
-    return {
-        "levels": ladder.levels,
-        "spacing": ladder.spacing,
-        "crossing": ladder.crossing,
-        "shape": list(coding.shape),
-        "signs": coding.signs,
-        "sign_key": coding.sign_key,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-
-
-def _check_codes(name: str, tensor: LadderTensor) -> None:
-    """Refuse codes beyond the ladder's levels. In blocks, so as not to hold a whole tensor of integers."""
-    coding, ladder = tensor.coding, tensor.coding.format
-    if ladder.levels == 2**ladder.code_bits or not coding.numel:
-        return
-    widths = coding.widths[: len(packing.plane_widths(ladder.code_bits))]
-    wide = min(coding.columns, 2**16)  # a multiple of 8, so that a block of columns starts on a byte
-    tall = max(1, 2**16 // wide)
-    for row in range(0, coding.rows, tall):
-        for column in range(0, coding.columns, wide):
-            count = min(wide, coding.columns - column)
-            planes = [
-                plane[row : row + tall, column * w // 8 :][:, : packing.bytes_per_row(count, w)]
-                for plane, w in zip(tensor.planes, widths, strict=False)
-            ]
-            if int(packing.unpack(planes, widths, count).max()) >= ladder.levels:
-                raise LadderFileError(f"{name}: a code lies beyond the {ladder.levels} levels of its ladder")
-
-
 def write(tensors: Mapping[str, Tensor], about: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write plain tensors and their description, atomically."""
-    description = json.dumps(about, sort_keys=True)
     # Wide types first, as safetensors does itself, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": {"torchmadam": description, "sha256": _checksum(tensors, description)}}
+    header: dict[str, Any] = {"__metadata__": metadata_of(tensors, about)}
     end = 0
     for name in names:
         start, end = end, end + len(_bytes(tensors[name]))
@@ -200,15 +155,23 @@ def write(tensors: Mapping[str, Tensor], about: Mapping[str, Any], path: str | o
     write_atomically(path, [len(text).to_bytes(8, "little") + text, *(_bytes(tensors[name]) for name in names)])
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The plain tensors of a file and their description, checked against the checksum."""
+def metadata_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, str]:
+    """The two entries of a file's metadata that make plain tensors a coded model."""
+    text = json.dumps(about, sort_keys=True)
+    return {"torchmadam": text, "sha256": _checksum(tensors, text)}
+
+
+def read(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The plain tensors of a file, or of several that hold parts of one model, and their description, all checked."""
     tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                # A copy: what comes back is a view of the file, which anybody may change after it has been checked.
-                tensors[name] = file.get_tensor(name).clone()
+        for part in (path, *more):
+            with safetensors.safe_open(part, framework="pt") as file:
+                metadata |= file.metadata() or {}
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    # A copy: what comes back is a view of the file, which may change after it has been checked.
+                    tensors[name] = file.get_tensor(name).clone()
     except FileNotFoundError:
         raise
     except Exception as error:  # the parser's own errors are of many kinds
@@ -250,21 +213,6 @@ def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor; valid as long as the tensor is."""
     size = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())) if size else memoryview(b"")
-
-
-def _described(name: str, about: Any) -> tuple[CodeLayout, torch.dtype]:
-    """A layout from its JSON description, which may say anything."""
-    try:
-        shape, signs, key = about["shape"], about["signs"], about["sign_key"]
-        numbers = [about["levels"], *shape, key]
-        if any(type(n) is not int for n in numbers) or any(n < 0 for n in shape) or not -(2**63) <= key < 2**63:
-            raise ValueError("levels, shape and sign_key must be whole numbers")
-        if signs not in (PLANE, POSITIVE, SEED):
-            raise ValueError(f"signs {signs!r} are unknown")
-        ladder = LadderFormat(about["levels"], float(about["spacing"]), float(about["crossing"]))
-        return CodeLayout.contiguous(ladder, shape, signs, key), _DTYPES[about["dtype"]]
-    except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
-        raise LadderFileError(f"{name}: its description makes no sense ({error!r})") from error
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torchmadam import groups, noise, shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
-from torchmadam.messages import describe
+from torchmadam.messages import describe, require_module
 
 _DEFAULT_BOUND = 3.0
 # What a coded tensor may decode to.
@@ -55,6 +55,7 @@ def to_ladder_(
         filter: a function of name and parameter; False leaves a parameter as it is.
         first_index: number of the first parameter, which keys what is drawn for it; for models converted in pieces.
     """
+    require_module(model, "to_ladder_")
     ladder = _ladder(bits)
     if init not in (None, "uniform", "nearest"):
         raise ValueError(f"init={init!r} is unknown; choose None (from scratch), 'uniform' or 'nearest'")
@@ -100,6 +101,7 @@ def to_ladder_(
 @torch.no_grad()
 def to_dense_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Turn a model's codes back into ordinary float parameters, in place, of the dtype they decode to."""
+    require_module(model, "to_dense_")
     for name, p in model.named_parameters():
         if shards.is_sharded(p) and isinstance(shards.local(p), LadderTensor):
             raise ValueError(
@@ -207,3 +209,4 @@ def replace_tensors(model: nn.Module, new: Mapping[Any, Tensor]) -> None:
         for name, old in [*module._parameters.items(), *module._buffers.items()]:
             if old is not None and old in new:
                 setattr(module, name, new[old])  # not into the dict: recurrent layers keep a list besides
+                old.was_replaced = True  # type: ignore[attr-defined]  # for an optimiser that still holds it

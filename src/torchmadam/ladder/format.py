@@ -80,8 +80,11 @@ class LadderFormat:
             raise ValueError(f"bits={bits}: the paper's ladder has 1 to 15 bits beside the sign")
         if spacing is None:
             if bits not in _PAPER_SPACING:
+                rungs = f"{bits}" if levels is None else f"levels={levels}"
+                near = math.log(60) / max((levels or 2 ** (bits or 1)) - 1, 1)
                 raise ValueError(
-                    f"no spacing is known for bits={bits}, levels={levels}; for a range of 60, use ln(60)/(levels-1)"
+                    f"no spacing is known for bits={bits}, levels={levels}; for a range of 60, which 12, 10 and 8 bits "
+                    f"have, use LadderFormat.paper({rungs}, spacing={near:.2g})"
                 )
             spacing = _PAPER_SPACING[bits]
         return cls(levels=levels if bits is None else 2**bits, spacing=float(spacing))  # type: ignore[arg-type]

@@ -132,6 +132,13 @@ class LadderTensor(Rows, Tensor):
             "share_memory_ cannot share a LadderTensor's storage; call it on each of p.planes, and on p.limit"
         )
 
+    def storage(self) -> Any:
+        """Not available: safetensors asks for it, to write floats that are not there."""
+        raise TypeError(
+            "a LadderTensor has no storage of floats; write models with torchmadam.save, or call "
+            "torchmadam.plain_state_dict_(model) once, after which model.state_dict() holds plain tensors"
+        )
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"LadderTensor({tuple(self.shape)}, {self.coding.format}, {self.dtype}, {self.device}{grad})"

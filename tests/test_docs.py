@@ -1,0 +1,73 @@
+"""What the pages say is what the programs say."""
+
+import re
+from pathlib import Path
+
+import pytest
+from examples import failures, pictures
+
+from madam_lab.report import conversion, tables
+from madam_lab.report.numbers import Results
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_first_page_has_the_readmes_ten_lines():
+    assert BLOCK.findall(read(DOCS / "index.md")) == BLOCK.findall(read(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_code_on_the_pages_is_python(page):
+    for code in BLOCK.findall(read(page)):
+        compile(code, str(page), "exec")
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        pytest.param("zeros", {"steps": 101}, marks=pytest.mark.slow),
+        ("signs", {"steps": 2, "seeds": 1}),
+        ("spacing", {"steps": 2}),
+        pytest.param("bound", {"steps": 100}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_library_still_says_what_the_migration_page_quotes(mode, options):
+    _, runs = failures.MODES[mode](**options)
+    (quoted,) = re.findall(rf"<!-- said: {mode} -->\n(.*?)<!-- end -->", read(DOCS / "migration.md"), re.DOTALL)
+
+    def without_shares(text):
+        return re.sub(r"\d+ %", "N %", text)  # which may differ by one between machines
+
+    assert without_shares(failures.quoted(runs)) == without_shares(quoted)
+
+
+def test_pictures_of_failures_are_drawn_and_warnings_filled_in(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- said: spacing -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    monkeypatch.setattr(failures, "MODES", {"spacing": failures.spacing})
+    failures.main(page, tmp_path / "pictures", steps=2)
+    assert read(tmp_path / "pictures" / "spacing.svg").count("<polyline") == 2
+    text = read(page)
+    assert text.startswith("before\n<!-- said: spacing -->\n> `rounded to nearest`: lr=0.003 is below")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "old" not in text
+
+
+@pytest.mark.parametrize("page", ["bits.md", "huggingface.md"])
+def test_tables_on_the_pages_are_what_the_records_say(page, tmp_path):
+    copy = tmp_path / page
+    copy.write_text(read(DOCS / page), encoding="utf-8")
+    tables.fill_in(copy, Results(ROOT / "results"), {**tables.TABLES, **conversion.TABLES})
+    assert read(copy) == read(DOCS / page)
+
+
+def test_pictures_without_training_are_what_the_library_says_now(tmp_path):
+    pictures.main(tmp_path)
+    for name in ("ladders.svg", "memory.svg"):
+        assert read(tmp_path / name) == read(DOCS / name)

@@ -1,0 +1,68 @@
+"""Warnings about float tensors that began as zeros and are held back by their bound."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from torchmadam import Madam
+
+
+def trained(model, steps=120, **madam):
+    optimizer = Madam(model.named_parameters(), lr=0.1, **madam)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            for p in model.parameters():
+                p.grad = -torch.ones_like(p)  # all want to grow
+            optimizer.step()
+    return [str(w.message) for w in caught]
+
+
+def zeroed(shape=(4, 8)):
+    model = nn.Linear(*shape)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def test_a_matrix_that_began_as_zeros_and_reached_its_bound_is_named_once():
+    (message,) = trained(zeroed())
+    assert message.startswith("100 % of weight is at its bound, 3 x 0.01")
+    assert "zero_scale=" in message
+
+
+@pytest.mark.parametrize(
+    ("model", "madam"),
+    [
+        (zeroed(), {"bound": None}),
+        (zeroed((2, 2)), {}),  # too few weights to speak of shares
+        (nn.Linear(4, 8), {}),  # only its bias grew out of zeros, or reached the bound of what it began with
+    ],
+    ids=["no bound", "tiny", "not zeros"],
+)
+def test_there_is_no_warning_where_nothing_is_held_back_from_zero(model, madam):
+    assert trained(model, **madam) == []
+
+
+def test_without_names_matrices_are_described_by_their_shape():
+    p = nn.Parameter(torch.zeros(4, 8))
+    optimizer = Madam([p], lr=0.1)
+
+    def train():
+        for _ in range(120):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"a tensor of shape \(4, 8\) is at its bound"):
+        train()
+
+
+def test_a_group_without_parameters_is_no_trouble():
+    p = nn.Parameter(torch.zeros(4, 8))
+    optimizer = Madam([{"params": [p]}, {"params": [], "weight_decay": 0.1}])
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert (p < 0).all()
