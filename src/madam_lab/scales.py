@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from madam_lab.recipes import Recipe
 from torchmadam import LadderTensor, scales_of
 from torchmadam.ladder import checkpoint
+from torchmadam.ladder.plain import LadderFileError
 
 
 def digest(path: Path) -> str:
@@ -32,7 +33,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
         try:
             state: Mapping[str, Any] = checkpoint.unflatten(*checkpoint.read(path))
-        except checkpoint.LadderFileError:
+        except LadderFileError:
             try:
                 state = load_file(path)
             except SafetensorError as error:

@@ -12,7 +12,7 @@ MISSING = "missing"
 
 
 class Results:
-    """The records of a folder, by recipe and by study; and the benchmarks in it, one a device."""
+    """The records of a folder, by recipe and by study; its benchmarks, one a device; the runs of examples/gpt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -21,7 +21,10 @@ class Results:
         for record in records.read_all(folder):
             kind = self.by_study if "study" in record else self.by_recipe
             kind[records.name_of(record)].append(record)
-        self.benchmarks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("bench/*.json"))]
+        self.benchmarks, self.language = (
+            [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{apart}/*.json"))]
+            for apart in records.APART
+        )
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """The records of a recipe, in order of their seeds."""

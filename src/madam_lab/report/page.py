@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from madam_lab.report import crossing, figures, gan, photographs, theory
+from madam_lab.report import crossing, figures, gan, language, photographs, theory
 from madam_lab.report.numbers import Results
 from madam_lab.report.tables import TABLES, Table
 
@@ -26,11 +26,15 @@ td.missing{opacity:.45}.note{opacity:.75;font-size:.9rem}
 
 def page(results: Results, *, title: str = "torchmadam: what was measured") -> str:
     """The whole report as HTML."""
-    more = (gan.TABLES, photographs.TABLES, crossing.TABLES)
+    more = (gan.TABLES, photographs.TABLES, crossing.TABLES, language.TABLES)
     tables = [*TABLES.values(), *(make for group in more for make in group.values())]
     tasks = list(figures.TASK_TITLES)
     rates = [figures.learning_rates(results, task) for task in tasks]
-    curves = [figures.clipping(results), *(figures.convergence(results, task) for task in tasks)]
+    curves = [
+        figures.clipping(results),
+        *(figures.convergence(results, task) for task in tasks),
+        language.loss_curves(results),
+    ]
     coded = [r for name in sorted(results.by_recipe) for r in results.of(name)[:1] if r["codes"] and _is_main(name)]
     count = sum(len(found) for kind in (results.by_recipe, results.by_study) for found in kind.values())
     sections = [

@@ -17,7 +17,8 @@ ROWS = [
     ("CIFAR-10, cGAN", "FID", "cgan"),
     ("WikiText-2, transformer", "perplexity", "wikitext2"),
 ]
-_NOTED = ("speed", "cpu", "conversion", "throughput", "imagenette")  # tables whose note is made from records too
+# Tables whose note is made from records too.
+_NOTED = ("speed", "cpu", "conversion", "throughput", "imagenette", "gpt_quality", "gpt_memory")
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
