@@ -55,8 +55,8 @@ def memory_table(results: Results) -> Table:
         settings = runs[0]["settings"]
         note = (
             f"{runs[0]['device']}, torch {runs[0]['versions']['torch']}, batch {settings['batch']}, sequence "
-            f"{settings['shape']['length']}, activations checkpointed. Bytes a weight: weights, gradients and state; the "
-            f"peak has activations and decoded weights, too."
+            f"{settings['shape']['length']}, activations checkpointed. Bytes a weight: weights, gradients and state; "
+            f"the peak has activations and decoded weights, too."
         )
     return Table("A language model: memory", note, head, rows, runs)
 
