@@ -22,7 +22,8 @@ from torchmadam import shards
 from torchmadam.files import write_atomically
 from torchmadam.groups import unwrapped
 from torchmadam.ladder.convert import replace_tensors
-from torchmadam.ladder.plain import LadderFileError, description, parts_of, put_together
+from torchmadam.ladder.plain import LadderFileError as LadderFileError  # who reads files looks for it here
+from torchmadam.ladder.plain import description, parts_of, put_together
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import require_module
 
