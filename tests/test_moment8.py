@@ -73,7 +73,7 @@ def test_rounding_keeps_the_mean_over_time():
     total = torch.zeros(128, dtype=torch.float64)
     for t in range(2000):
         total += moment8.decoded(*coded(v, t=t)).double()
-    torch.testing.assert_close(total / 2000, v.double(), rtol=2e-4, atol=0)
+    torch.testing.assert_close(total / 2000, v.double(), rtol=4e-4, atol=0)
 
 
 def test_pieces_are_the_whole():

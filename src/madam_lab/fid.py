@@ -85,13 +85,10 @@ class Inception:
 @contextlib.contextmanager
 def _exact(device: torch.device) -> Iterator[None]:
     """Whole float32, whatever the training around it computes in: no bfloat16, no TF32."""
-    held = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = held
+    cudnn = torch.backends.cudnn
+    kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    with cudnn.flags(**kept, allow_tf32=False), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def resized(images: Tensor, side: int) -> Tensor:

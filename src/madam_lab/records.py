@@ -19,6 +19,8 @@ SCHEMA = 1
 RESULTS = Path("results")
 # Folders of the benchmarks and of examples/gpt, whose records have a form of their own.
 APART = ("bench", "gpt")
+# Studies that programs of examples/ make.
+OF_EXAMPLES = ("conversion_gpt2",)
 
 # Name and type of every entry; a tuple lists the types that are allowed.
 Entries = dict[str, type | tuple[type, ...]]
