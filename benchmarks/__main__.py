@@ -41,6 +41,9 @@ def main() -> None:
         steps = 30 if device.type == "cuda" else 2
         result["training"] = {n: training.pictures_a_second(r, device, steps) for n, r in training.kinds().items()}
         print(json.dumps(result["training"]))
+        watched = [name for name in training.kinds() if name.startswith("Madam")]
+        result["monitor"] = {n: training.monitor_share(training.kinds()[n], device, steps) for n in watched}
+        print(f"a TrustMonitor every 100 steps, of training time: {json.dumps(result['monitor'])}")
     if "steps" in options.parts:
         large = workloads.gpt() if device.type == "cuda" else workloads.small_gpt()
         lists = {"gpt": large, "resnet18": workloads.resnet18()}

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from madam_lab import recipes
+from madam_lab.looks import step_looked_at
 from madam_lab.models.resnet import ResNet18
 from madam_lab.recipes import Recipe
 from madam_lab.stepping import Stepper, build_optimiser
@@ -69,6 +70,23 @@ def kinds() -> dict[str, Recipe]:
 
 def pictures_a_second(recipe: Recipe, device: torch.device, steps: int, task: Task | None = None) -> float:
     """Forward, backward and step, compiled and (on a GPU) captured; the median of five stretches of ``steps``."""
+    stepper, batch = _begun(recipe, device, task)
+    return len(batch[0]) * steps / _seconds(lambda: [stepper.step(batch) for _ in range(steps)], device)
+
+
+def monitor_share(
+    recipe: Recipe, device: torch.device, steps: int, every: int = 100, task: Task | None = None
+) -> float:
+    """The part of training time that a TrustMonitor takes which looks every so many steps: what a look takes longer."""
+    stepper, batch = _begun(recipe, device, task)
+    step_looked_at(stepper, batch)
+    step = _seconds(lambda: [stepper.step(batch) for _ in range(steps)], device) / steps
+    look = _seconds(lambda: step_looked_at(stepper, batch), device)
+    return (look - step) / (every * step)
+
+
+def _begun(recipe: Recipe, device: torch.device, task: Task | None) -> tuple[Stepper, Batch]:
+    """A run that has made its first steps, and its batch."""
     torch.set_float32_matmul_precision("high")
     task = task or RandomPictures(device, recipe.batch if device.type == "cuda" else 16)
     torch.manual_seed(0)
@@ -80,15 +98,19 @@ def pictures_a_second(recipe: Recipe, device: torch.device, steps: int, task: Ta
     (batch,) = task.epoch(0)
     for _ in range(5):
         stepper.step(batch)
+    return stepper, batch
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The median of five."""
     stretches = []
     for _ in range(5):
         _synchronise(device)
         begun = time.perf_counter()
-        for _ in range(steps):
-            stepper.step(batch)
+        work()
         _synchronise(device)
         stretches.append(time.perf_counter() - begun)
-    return len(batch[0]) * steps / sorted(stretches)[2]
+    return sorted(stretches)[2]
 
 
 def _synchronise(device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """The benchmarks run, and a wrong step gets no time."""
 
+import time
 import warnings
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch
 from benchmarks import imagenet
 from benchmarks.__main__ import _time
 from benchmarks.registry import ENTRIES, Missing
-from benchmarks.training import RandomPictures, pictures_a_second
+from benchmarks.training import RandomPictures, monitor_share, pictures_a_second
 from benchmarks.workloads import gpt, odd, resnet18
 
 from compiler import needs_cc
@@ -58,6 +59,19 @@ def test_resnet50_trains_at_any_size_on_generated_pictures():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zero biases on a ladder
                 assert pictures_a_second(recipe, CPU, 1, RandomPictures(CPU, 2, 32, 1000, tiny)) > 0
+
+
+def test_a_monitor_takes_the_time_that_a_look_takes_longer(monkeypatch):
+    def look(stepper, batch):
+        stepper.step(batch)
+        time.sleep(0.3)
+
+    monkeypatch.setattr("benchmarks.training.step_looked_at", look)
+    tiny = lambda classes: ResNet50(classes, width=2, stages=(1, 1, 1, 1))  # noqa: E731
+    recipe = imagenet.kinds()["SGD momentum fused"]
+    once, seldom = (monitor_share(recipe, CPU, 1, every, RandomPictures(CPU, 2, 32, 10, tiny)) for every in (1, 1000))
+    assert once > 0.1  # a step takes less than three seconds
+    assert 0 < seldom < once / 10
 
 
 def test_a_peer_that_is_not_installed_shows_as_missing():
