@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from madam_lab.report.chart import Series, bars, line_chart
-from torchmadam import LadderFormat, Madam, memory, to_ladder_
+from torchmadam import LadderFormat, Madam, memory, release_gradients, to_ladder_
 
 DOCS = Path("docs")
 KINDS = {
@@ -18,7 +18,9 @@ KINDS = {
     "float32, 8-bit moment": {"second_moment": "8bit"},
     "12-bit": {"bits": 12},
     "12-bit, 8-bit moment": {"bits": 12, "second_moment": "8bit"},
+    "its gradients released": {"bits": 12, "second_moment": "8bit", "release": True},
     "signed 8, 8-bit moment": {"bits": "signed8", "second_moment": "8bit"},
+    "and released": {"bits": "signed8", "second_moment": "8bit", "release": True},
 }
 
 
@@ -50,8 +52,10 @@ def bytes_of_training() -> str:
             bits = arguments.get("bits")
             if isinstance(bits, int | str):
                 to_ladder_(layer, bits, dtype=torch.bfloat16)
-            others = {key: value for key, value in arguments.items() if key != "bits"}
+            others = {key: value for key, value in arguments.items() if key not in ("bits", "release")}
             optimizer = Madam(layer.parameters(), **others)  # type: ignore[arg-type]
+            if arguments.get("release"):
+                release_gradients(layer, optimizer)
         layer(torch.ones(1, 512, dtype=layer.weight.dtype)).sum().backward()
         optimizer.step()
         found = memory(layer, optimizer)
