@@ -46,7 +46,8 @@ def prepare(state: dict[str, Any], p: Tensor, kind: str, stream: int) -> None:
     ordered = torch.empty_like(new, dtype=torch.float32).copy_(value)
     codes = _as_grouped(new, p)
     state["exponents"] = torch.empty(count_exponents(p), dtype=torch.uint8, device=held.device)
-    moment8.encode_(codes, state["exponents"], _as_grouped(ordered, p), moment8.phase(stream, state["step"]))
+    begin = rows_of(p)[1].first if isinstance(p, LadderTensor) else shards.first_of(whole) or 0
+    moment8.encode_(codes, state["exponents"], _as_grouped(ordered, p), moment8.phase(stream, state["step"]), begin)
 
 
 def as_float(state: dict[str, Any], p: Tensor) -> Tensor:

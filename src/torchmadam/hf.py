@@ -8,7 +8,8 @@ brings; nothing else in the library does, and float models need nothing from her
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -47,8 +48,9 @@ class LadderQuantizer(HfQuantizer):
         """Whether ``save_pretrained`` may write the model."""
         return True
 
-    def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """What ``save_pretrained`` writes: the file format of docs/format.md."""
+        model._weight_conversions = []  # or planes would get other names on their way out than their description has
         tensors, about = checkpoint.flatten(model.state_dict(keep_vars=True))
         # Trainer resumes from the tensors alone, without the metadata.
         tensors |= {f"{name}.ladder": as_bytes(claims) for name, claims in about["coded"].items()}
@@ -79,7 +81,7 @@ class LadderQuantizer(HfQuantizer):
         return plain_state_dict_(model)
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        return to_dense_(model, dtype)
+        return to_dense_(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
 def register_(model: PreTrainedModel) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.distributed import work
+from torch import nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import torchmadam
@@ -64,3 +65,36 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
         assert all(torch.equal(work.bits_of(p), b) for p, b in zip(other.parameters(), before, strict=True))
     with pytest.raises(LadderFileError, match="holds no optimiser"):
         load(tmp_path, model, Madam(model.parameters()))
+
+
+class Both(nn.Module):
+    """Whose names would be one, without what wrappers add to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.module = nn.Sequential()
+        self.module.fc = nn.Linear(8, 8)
+
+
+def test_names_that_only_a_wrapper_s_prefix_tells_apart_stay_apart(tmp_path):
+    models = [torchmadam.to_ladder_(Both(), 12, seed=seed) for seed in (1, 2)]
+    optimizers = [Madam(model.parameters()) for model in models]
+    for i, p in enumerate(models[0].parameters()):
+        p.grad = torch.full(p.shape, float(i + 1))
+    optimizers[0].step()
+    save(tmp_path, models[0], optimizers[0])
+    load(tmp_path, models[1], optimizers[1])
+    work.assert_same(*models)
+    for p, q in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(*(o.state[x]["second_moment"] for o, x in zip(optimizers, (p, q), strict=True)))
+
+
+def test_saving_removes_earlier_checkpoints_and_nothing_else(tmp_path):
+    for name in ("2024", "checkpoint-best", "logs"):
+        (tmp_path / name).mkdir()
+    model = work.build("paper12")
+    save(tmp_path, model)
+    save(tmp_path, model)
+    found = {entry.name for entry in tmp_path.iterdir()}
+    assert found == {"2024", "checkpoint-best", "logs", "checkpoint-2", "current"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compiler import needs_cc
-from torchmadam import LadderFormat, noise, update
+from torchmadam import LadderFormat, LadderTensor, held, noise, update
 from torchmadam.kernels import compiled
 from torchmadam.ladder.layout import SEED, CodeLayout
 
@@ -61,3 +61,17 @@ def test_codes_round_and_take_their_signs_by_their_place_in_the_whole_tensor(sig
         part = stepped([p[first:last] for p in planes], layout, g[first:last])
         assert all(torch.equal(a, b[first:last]) for a, b in zip(part, whole, strict=True))
         assert torch.equal(layout.unpack(part), coding.unpack(whole)[first:last])
+
+
+def test_a_moment_that_becomes_8_bit_on_a_shard_is_dithered_by_its_place_in_the_whole_tensor():
+    coding = CodeLayout.contiguous(LadderFormat.paper(12), (16, 24), "plane")
+    planes = coding.pack(torch.randint(0, 4096, (16, 24), dtype=torch.int32))
+    moment = torch.rand(16, 24)
+    found = []
+    for first, last in ((0, 16), (5, 16)):
+        layout = coding if first == 0 else replace(coding, shape=(last - first, 24), first_row=first, whole_rows=16)
+        p = LadderTensor([plane[first:last].contiguous() for plane in planes], torch.ones(()), layout)
+        state = {"second_moment": moment[first:last].clone(), "step": torch.tensor(3.0)}
+        held.prepare(state, p, "8bit", 77)
+        found.append(held.as_float(state, p))
+    assert torch.equal(found[0][5:], found[1])

@@ -105,6 +105,26 @@ def test_save_pretrained_and_from_pretrained_keep_every_code(make, bits, tmp_pat
         assert not back.is_quantized
 
 
+def vit():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(image_size=32, patch_size=16, **sizes))
+
+
+def mixtral():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(vocab_size=64, num_key_value_heads=1, num_local_experts=2, **sizes)
+    return transformers.MixtralForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [vit, mixtral])
+def test_models_whose_weights_transformers_renames_on_saving_keep_every_code(make, tmp_path):
+    model = hf.register_(to_ladder_(make(), 12))
+    model.save_pretrained(tmp_path)
+    assert_same(model, type(model).from_pretrained(tmp_path))
+    torchmadam.load(tmp_path / "model.safetensors", to_ladder_(make(), 12))
+    assert not any(isinstance(p, LadderTensor) for p in model.dequantize().parameters())  # after it was saved, too
+
+
 def test_floats_beside_codes_keep_their_own_dtype(tmp_path):
     model = small_gpt2(LENGTH, layers=1, width=32)
     to_ladder_(model, 12, dtype=torch.bfloat16, filter=lambda name, p: p.dim() > 1)

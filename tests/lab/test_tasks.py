@@ -49,21 +49,22 @@ def test_cifar_reads_the_official_layout_in_either_pickle_protocol(tiny):
 
 
 class Evil:
+    def __init__(self, path):
+        self.path = path
+
     def __reduce__(self):
         import os
 
-        return os.system, ("touch /tmp/this-must-never-exist-torchmadam",)
+        return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol):
-    import os
-
     path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=protocol))
+    path.write_bytes(pickle.dumps({b"data": Evil(tmp_path / "evil"), b"labels": []}, protocol=protocol))
     with pytest.raises(DataError, match=r"only arrays of bytes are read.*madam data cifar10"):
         read_batch(path, b"labels", "cifar10", 10)
-    assert not os.path.exists("/tmp/this-must-never-exist-torchmadam")
+    assert not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from torchmadam.ladder.plain import LadderFileError
 from torchmadam.madam import Madam
 
 _CURRENT = "current"
+_PREFIX = "checkpoint-"
 
 
 def save(
@@ -55,7 +56,7 @@ def save(
     if _rank(process_group) == 0:
         write_atomically(folder / _CURRENT, [number.encode()])
         for other in folder.iterdir():
-            if other.is_dir() and other.name != number and other.name.isdecimal():
+            if other.is_dir() and other.name != number and _number_of(other) is not None:
                 shutil.rmtree(other, ignore_errors=True)
     if dist.is_initialized():
         dist.barrier(process_group)
@@ -132,15 +133,21 @@ def _about(at: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
 
 def _next(folder: Path, group: dist.ProcessGroup | None) -> str:
-    """A number that no checkpoint in the folder has, the same on every rank."""
+    """A name that no checkpoint in the folder has, the same on every rank."""
     chosen = [""]
     if _rank(group) == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
-        chosen = [str(max(taken, default=0) + 1)]
+        taken = [found for entry in folder.iterdir() if (found := _number_of(entry)) is not None]
+        chosen = [f"{_PREFIX}{max(taken, default=0) + 1}"]
     if dist.is_initialized():
         dist.broadcast_object_list(chosen, 0 if group is None else dist.get_global_rank(group, 0), group)
     return chosen[0]
+
+
+def _number_of(entry: Path) -> int | None:
+    """The number in the name of a checkpoint; None: this is something else."""
+    number = entry.name.removeprefix(_PREFIX)
+    return int(number) if entry.name.startswith(_PREFIX) and number.isdecimal() else None
 
 
 def _rank(group: dist.ProcessGroup | None) -> int:

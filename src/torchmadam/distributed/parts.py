@@ -1,7 +1,7 @@
 """Models and optimisers as plain tensors, sharded ones as DTensors, to write and to fill."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -145,12 +145,25 @@ class Filling:
 
 
 def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(groups.unwrapped(name), value) for name, value in model.state_dict(keep_vars=True).items()]
+    state = model.state_dict(keep_vars=True)
+    known = _shortened([*state])
+    return [(known[name], value) for name, value in state.items()]
+
+
+def _parameters(model: nn.Module) -> dict[Tensor, str]:
+    known = _shortened([*model.state_dict(keep_vars=True)])
+    return {p: known.get(name, name) for name, p in model.named_parameters()}
+
+
+def _shortened(names: Sequence[str]) -> dict[str, str]:
+    """Without what wrappers add to names; unless two of them would become one."""
+    short = {name: groups.unwrapped(name) for name in names}
+    return short if len(set(short.values())) == len(short) else {name: name for name in names}
 
 
 def _names(model: nn.Module, optimizer: Madam) -> dict[Tensor, str]:
     """Parameter names, which an optimiser made of plain parameters does not know."""
-    names: dict[Tensor, str] = {p: groups.unwrapped(name) for name, p in model.named_parameters()}
+    names = _parameters(model)
     strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
     if strangers:
         raise ValueError(
@@ -161,7 +174,7 @@ def _names(model: nn.Module, optimizer: Madam) -> dict[Tensor, str]:
 
 
 def _members(model: nn.Module, group: Mapping[str, Any]) -> list[str]:
-    names = {p: groups.unwrapped(name) for name, p in model.named_parameters()}
+    names = _parameters(model)
     return [names[p] for p in group["params"]]
 
 

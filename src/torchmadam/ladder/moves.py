@@ -223,7 +223,10 @@ def _new_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     A blank shard reads as zeros, and refuses floats.
     """
     source, size = args[0], tuple(args[1])
-    rows = source.as_rows() if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+    # FSDP shards without gradients; somebody's forward pass, which may want zeros of this size, mostly has them.
+    sharding = not torch.is_grad_enabled() or source.coding.whole_rows is not None
+    among_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rows = source.as_rows() if sharding and among_ranks else None
     same = kwargs.get("dtype") in (None, source.dtype) and kwargs.get("device") in (None, source.device)
     if rows is None or not same or not size or size[1:] != tuple(source.shape[1:]):
         if rows is not None and isinstance(source, Parameter) and len(size) > 1 and size[0] == source.shape[0]:

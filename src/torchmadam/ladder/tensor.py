@@ -136,7 +136,8 @@ class LadderTensor(Rows, Tensor):
         """Not available: safetensors asks for it, to write floats that are not there."""
         raise TypeError(
             "a LadderTensor has no storage of floats; write models with torchmadam.save, or call "
-            "torchmadam.plain_state_dict_(model) once, after which model.state_dict() holds plain tensors"
+            "torchmadam.plain_state_dict_(model) once, after which model.state_dict() holds plain tensors "
+            "(torchmadam.hf.register_(model), if it is one of Transformers)"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -229,7 +230,8 @@ def refusal(operation: str) -> TypeError:
     """The error for an operation that would write floats into codes."""
     return TypeError(
         f"{operation} would write floats into a LadderTensor, whose weights are codes; train it with torchmadam.Madam, "
-        f"or turn it back into floats with torchmadam.to_dense_(model)"
+        f"or turn it back into floats with torchmadam.to_dense_(model). If DistributedDataParallel asked for this, "
+        f"make it with torchmadam.distributed.data_parallel(model), or with init_sync=False"
     )
 
 
