@@ -120,14 +120,14 @@ def fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT: tl.constexpr):
     """
     factor = inverse / (rate * rate) * 1073741824.0
     if HAS_MOMENT:  # the sum in fast_move is exact to 24 bits and finite; and gradients are usable
-        most = tl.minimum(7.9e28 / factor * 1e9, fresh * 4.2e37)
+        most = tl.minimum(7.9e37 / factor, fresh * 4.2e37)
         # A moment is at least fresh times the square of the gradient, if that is not too small for a float. By 2^40
         # and 2^-20, because small numbers may be taken for zero here.
         least = tl.sqrt(tl.maximum(1.7347234759768071e-18 / factor, 1.1e-32) / fresh) * 9.5367431640625e-07
     else:
         most, least = inverse * 0 + 8.507059173023462e37, inverse * 0
-    trusted = most.to(tl.uint32, bitcast=True), 2 * least.to(tl.uint32, bitcast=True)
-    return factor, max_step * rate * 3.0517578125e-05, trusted[0], trusted[1]
+    bits = most.to(tl.uint32, bitcast=True)
+    return factor, max_step * rate * 3.0517578125e-05, bits, 2 * least.to(tl.uint32, bitcast=True)
 
 
 @triton.jit

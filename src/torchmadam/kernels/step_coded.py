@@ -168,8 +168,7 @@ def coded_kernel(
         if STOCHASTIC:
             bits = random_bits(position, low, high)
         move = fast_move(g, moment, factor, most_move, rate, HAS_MOMENT)
-        pull = rate * decay * 3.0517578125e-05
-        move = directed(move, k, negative, pull, spacing, middle, SIGNED, SIGN_MODE, DECAYS)
+        move = directed(move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, SIGN_MODE, DECAYS)
         by, doubt = fast_rounded(move, bits, SIGNED, STOCHASTIC)
 
         largest = tl.zeros([EXPONENTS], tl.int32)
