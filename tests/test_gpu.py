@@ -298,24 +298,16 @@ def test_a_whole_lab_run_on_the_gpu_resumes_bit_for_bit(tmp_path, inductor_choos
 
     from madam_lab import recipes, records
     from madam_lab.progress import Progress
-    from madam_lab.trainer import Limits, Run, Stopped
+    from madam_lab.trainer import Run, Stopped
+    from stopping import StopAfter
 
     recipe = replace(recipes.get("digits_madam_signed8"), epochs=4, batch=128)
 
-    class StopAfter(Limits):
-        left = 10**9
-
-        def reached(self):
-            self.left -= 1
-            return self.left < 0
-
     for name, left in (("whole", 10**9), ("parts", 17)):
         while True:
-            limits = StopAfter()
-            limits.left = left
             try:
                 Run(recipe, 0, folder=tmp_path / name, results=tmp_path / name).train(
-                    limits, Progress("", 1, quiet=True)
+                    StopAfter(left), Progress("", 1, quiet=True)
                 )
                 break
             except Stopped:

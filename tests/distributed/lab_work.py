@@ -11,6 +11,7 @@ from madam_lab.progress import Progress
 from madam_lab.tasks import TASKS
 from madam_lab.tasks.wikitext import read_words
 from madam_lab.trainer import Limits, Run, Stopped
+from stopping import StopAfter
 from tiny_data import lay_cifar, lay_inception, lay_photographs, lay_wikitext
 
 NAMES = ("digits_madam_12bit", "wikitext2_madam_12bit", "cifar10_sgd", "imagenette_madam_8bit", "cgan_madam_12bit")
@@ -32,18 +33,6 @@ def chosen():
 def take_tiny_data(root):
     TASKS["cifar10"].sizes = (45, 9)
     TASKS["wikitext2"].sizes = {name: len(words) for name, words in read_words(root)[0].items()}
-
-
-class StopAfter(Limits):
-    """Asks a run to stop after so many steps."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self.steps = steps
-
-    def reached(self):
-        self.steps -= 1
-        return self.steps < 0
 
 
 def work(rank, data, folder, count):
