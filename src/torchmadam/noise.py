@@ -20,6 +20,9 @@ from torch import Tensor
 _MIX64 = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _MIX32 = (0x21F0AAAD, 0xD35A2D97 - 2**32)
 _WEYL64 = 0x9E3779B97F4A7C15 - 2**64
+# Odd multipliers of eight neighbours, first and difference. For every two of them (a, b) the points (a x, b x) modulo
+# 2^32 make a lattice whose shortest vector is above 63,000; the best there are have one of 70,400.
+_NEIGHBOUR = (0xA7E4D12D - 2**32, 0xF6FD7916 - 2**32)
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -36,11 +39,24 @@ def random_bits(shape: torch.Size, key: int, step: Tensor, first: int = 0) -> Te
     ``first`` the position in the parameter of the tensor's first element.
     """
     low, high = halves(key, step)
+    return _finished(_mixed(_positions(shape, step, first), low, high) * _MIX32[1]).view(shape)
+
+
+def shared_bits(shape: torch.Size, key: int, step: Tensor, first: int = 0) -> Tensor:
+    """:func:`random_bits`, an eighth as expensive: eight neighbours multiply one random word by numbers of their own.
+
+    The upper bits are what to use: each element's are uniform, and any two elements' uncorrelated.
+    """
+    low, high = halves(key, step)
+    position = _positions(shape, step, first)
+    begin, each = _NEIGHBOUR
+    return (_mixed(position >> 3, low, high) * ((position & 7).to(torch.int32) * each + begin)).view(shape)
+
+
+def _positions(shape: torch.Size, step: Tensor, first: int) -> Tensor:
     end = first + shape.numel()
-    if end < 2**31:
-        return mixed(torch.arange(first, end, dtype=torch.int32, device=step.device), low, high).view(shape)
-    position = torch.arange(first, end, dtype=torch.int64, device=step.device)
-    return mixed(position.to(torch.int32), low, high ^ _shift_right(position, 32, 64).to(torch.int32)).view(shape)
+    dtype = torch.int32 if end < 2**31 else torch.int64
+    return torch.arange(first, end, dtype=dtype, device=step.device)
 
 
 def halves(key: int, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,13 +68,19 @@ def halves(key: int, step: Tensor) -> tuple[Tensor, Tensor]:
     return word.to(torch.int32), _shift_right(word, 32, 64).to(torch.int32)
 
 
-def mixed(position: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Random bits from the int32 positions of elements and the halves of a key."""
-    bits = position ^ low
+def _mixed(position: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """A random word for each position and the halves of a key, but for its last multiplication."""
+    if position.dtype == torch.int64:
+        high = high ^ _shift_right(position, 32, 64).to(torch.int32)
+    bits = position.to(torch.int32) ^ low
     bits = (bits ^ _shift_right(bits, 16, 32)) * _MIX32[0]
     # The second half of the key enters between the multiplies; entering only at the front, it would merely shift the
     # sequence, and two steps would share one.
-    bits = (bits ^ _shift_right(bits, 15, 32) ^ high) * _MIX32[1]
+    return bits ^ _shift_right(bits, 15, 32) ^ high
+
+
+def _finished(bits: Tensor) -> Tensor:
+    """A product whose low bits are random, too."""
     return bits ^ _shift_right(bits, 15, 32)
 
 

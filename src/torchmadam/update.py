@@ -182,7 +182,7 @@ def madam_coded_(
                 max_step=max_step,
                 maximize=maximize,
             )
-            bits = noise.random_bits(u.shape, streams[i], steps[i], place) if stochastic else None
+            bits = noise.shared_bits(u.shape, streams[i], steps[i], place) if stochastic else None
             own_planes = [plane[rows] for plane in planes[i]]
             old = coding.unpack(own_planes, first)
             codes = ladder.climbed(old, u, rate, rate * weight_decay, bits)

@@ -119,6 +119,11 @@ def test_float_steps_agree_with_the_reference(dtype, changes, device):
                 torch.testing.assert_close(v.cpu().float(), w.float(), rtol=step, atol=step)
 
 
+def test_float_steps_agree_in_the_long_spans_of_large_ones(device, monkeypatch):
+    monkeypatch.setattr(launch, "SMALL", 0)
+    test_float_steps_agree_with_the_reference(torch.float32, {}, device)
+
+
 def test_float_steps_take_any_dense_memory_order(device):
     shape, rule = (4, 6, 5, 3), {**RULE, "bound": 3.0, "rounding": None}
     w, g = draw(shape, 0), draw(shape, 1)
@@ -209,6 +214,13 @@ def test_coded_steps_give_exactly_the_codes_of_the_reference(name, signs, roundi
                 assert torch.equal(plane, other.cpu()), (t, shape)
 
 
+@pytest.mark.parametrize(("name", "moment"), [("paper12", "8bit"), ("signed8", True)])
+def test_coded_steps_are_the_same_in_the_long_spans_of_large_ones(name, moment, device, monkeypatch):
+    monkeypatch.setattr(launch, "SMALL", 0)
+    changes = {"moment": moment, "grad": torch.bfloat16}
+    test_coded_steps_give_exactly_the_codes_of_the_reference(name, "plane", "stochastic", changes, device)
+
+
 @pytest.mark.parametrize("lr", [1e-4, 0.013, 1.0, 0.0])
 @pytest.mark.parametrize(("name", "moment"), [("paper12", True), ("signed8", "8bit"), ("signed8", False)])
 def test_gradients_of_all_sizes_give_exactly_the_codes_of_the_reference(name, moment, lr, device):
@@ -288,6 +300,33 @@ def test_what_lies_beside_a_tensor_is_not_touched(device):
 
 
 # ---- shards
+
+
+@pytest.mark.parametrize("name", ["paper12", "paper10", "signed8"])
+def test_planes_and_moments_may_lie_at_odd_addresses(name, device):
+    """Where words of several bytes cannot be loaded."""
+    coding = CodeLayout.contiguous(LADDERS[name], (6, 40))
+    codes = torch.randint(
+        0, LADDERS[name].levels, (6, 40), dtype=torch.int32, generator=torch.Generator().manual_seed(0)
+    )
+    found = []
+    for cut in (0, 1):
+
+        def placed(tensor, cut=cut):
+            memory = torch.zeros(tensor.numel() + 16, dtype=torch.uint8, device=device)
+            memory[cut : cut + tensor.numel()] = tensor.flatten().to(device)
+            return memory[cut : cut + tensor.numel()].view(tensor.shape)
+
+        planes = [placed(plane) for plane in coding.pack(codes)]
+        moment, exponents = placed(torch.full((6, 40), 200, dtype=torch.uint8)), torch.full((2,), 90, dtype=torch.uint8)
+        launch.coded_step(
+            [planes], [coding], [draw((6, 40), 0).to(device)], [moment], [exponents.to(device)],
+            [torch.zeros((), device=device)], [torch.zeros((), dtype=torch.int64, device=device)], streams=[1],
+            rounding="stochastic", **RULE,
+        )  # fmt: skip
+        found.append([*planes, moment])
+    for even, odd in zip(*found, strict=True):
+        assert torch.equal(even, odd)
 
 
 @pytest.mark.parametrize("moment", [True, "8bit"])

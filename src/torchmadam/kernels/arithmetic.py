@@ -9,6 +9,8 @@ that have to agree with it are launched with ``enable_fp_fusion=False``.
 import triton
 import triton.language as tl
 
+WHOLE = tl.constexpr(0x4B400000)  # the bits of 1.5 x 2^23, to which a whole number was added
+
 
 @triton.jit
 def random_key(stream, step):
@@ -21,15 +23,27 @@ def random_key(stream, step):
 
 
 @triton.jit
-def random_bits(position, low, high):
-    """32 random bits for each 64-bit position."""
+def mixed(position, low, high):
+    """noise._mixed."""
     bits = position.to(tl.uint32) ^ low
     bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
     bits = bits ^ (bits >> 15) ^ high
     if position.dtype.primitive_bitwidth > 32:
         bits = bits ^ (position.to(tl.uint64) >> 32).to(tl.uint32)
-    bits = bits * 0xD35A2D97
+    return bits
+
+
+@triton.jit
+def random_bits(position, low, high):
+    """32 random bits for each position (noise.random_bits)."""
+    bits = mixed(position, low, high) * 0xD35A2D97
     return bits ^ (bits >> 15)
+
+
+@triton.jit
+def shared_bits(eighth, neighbour, low, high):
+    """noise.shared_bits, from an eighth of the position and what is left over."""
+    return mixed(eighth, low, high) * (neighbour.to(tl.uint32) * 0xF6FD7916 + 0xA7E4D12D)
 
 
 @triton.jit
@@ -114,35 +128,37 @@ def rounded(x, bits, STOCHASTIC: tl.constexpr):
 
 @triton.jit
 def fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT: tl.constexpr):
-    """What :func:`fast_move` needs: a factor of moments, the largest move; and between what sizes it can be trusted.
+    """What :func:`fast_move` needs, factors of moments and of squares; and between what sizes it can be trusted.
 
     Those are the bits of the largest moment, and twice those of the smallest gradient.
     """
     factor = inverse / (rate * rate) * 1073741824.0
+    share = 1.0 / (max_step * max_step * inverse)
     if HAS_MOMENT:  # the sum in fast_move is exact to 24 bits and finite; and gradients are usable
-        most = tl.minimum(7.9e37 / factor, fresh * 4.2e37)
+        most = tl.minimum(7.9e37, 7.9e37 / factor) / tl.maximum(share / fresh, 1.0)
+        most = tl.minimum(most, fresh * 4.2e37)
         # A moment is at least fresh times the square of the gradient, if that is not too small for a float. By 2^40
         # and 2^-20, because small numbers may be taken for zero here.
-        least = tl.sqrt(tl.maximum(1.7347234759768071e-18 / factor, 1.1e-32) / fresh) * 9.5367431640625e-07
+        least = tl.sqrt(tl.maximum(1.7347234759768071e-18 / factor, 6.5e-27) / fresh) * 9.5367431640625e-07
     else:
         most, least = inverse * 0 + 8.507059173023462e37, inverse * 0
-    bits = most.to(tl.uint32, bitcast=True)
-    return factor, max_step * rate * 3.0517578125e-05, bits, 2 * least.to(tl.uint32, bitcast=True)
+    return factor, share, most.to(tl.uint32, bitcast=True), 2 * least.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def fast_move(grad, moment, factor, most, rate, HAS_MOMENT: tl.constexpr):
+def fast_move(grad, square, moment, factor, share, rate, HAS_MOMENT: tl.constexpr):
     """U times rate, times 2^-15, to 21 bits."""
     if HAS_MOMENT:
-        move = grad * tl.rsqrt(tl.fma(moment, factor, 1.1754943508222875e-38))
-        return tl.minimum(tl.maximum(move, -most), most)
+        # Where u would be above max_step, its square is what the moment is too small for.
+        moment = tl.maximum(moment, square * share)
+        return grad * tl.rsqrt(tl.fma(moment, factor, 1.1754943508222875e-38))
     else:
         return sign(grad) * (rate * 3.0517578125e-05)
 
 
 @triton.jit
 def fast_rounded(x, bits, NEGATE: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """As an int32 what :func:`rounded` makes of 2^15 x or -2^15 x, and a doubt: above .4999992 x was too inexact."""
+    """What :func:`rounded` makes of 2^15 x or -2^15 x, plus WHOLE; and a doubt: above .4999992 x is too inexact."""
     FACTOR: tl.constexpr = -32768.0 if NEGATE else 32768.0
     if STOCHASTIC:
         # 1.5 comes off again here: 1 for the exponent that makes the bits a number in [1, 2), and .5 to round down.
@@ -151,7 +167,7 @@ def fast_rounded(x, bits, NEGATE: tl.constexpr, STOCHASTIC: tl.constexpr):
         y = x * FACTOR
     shifted = y + 12582912.0
     doubt = tl.fma(tl.abs(x), 0.03125, tl.abs(y - (shifted - 12582912.0)))
-    return shifted.to(tl.int32, bitcast=True) - 0x4B400000, doubt
+    return shifted.to(tl.int32, bitcast=True), doubt
 
 
 @triton.jit

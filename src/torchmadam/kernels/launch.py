@@ -16,12 +16,16 @@ from torchmadam.kernels import step_coded, step_float, tables
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
-SPAN = 8  # blocks that a program of a step works through; both were the fastest of those tried on an H200
+# Blocks that a program of a step works through: of large steps, and of small ones, which would end with most of a GPU
+# waiting for a few programs. All were the fastest of those tried on an H200.
+SPAN, SMALL_SPAN = 8, 2
+SMALL = 2**26  # elements
 FLOAT_OPTIONS = {"num_warps": 4}
 # A program that steps codes is a single warp: a block in doubt, which it works through again, keeps no other waiting.
 # Its arithmetic for such blocks would take registers from all, and leave room for fewer programs at a time.
-CODED_BLOCK, CODED_SPAN = 128, 16
-CODED_OPTIONS = {"num_warps": 1, "maxnreg": 80}
+CODED_GROUPS = 32  # of a block: one a thread
+CODED_SPAN, SMALL_CODED_SPAN = 16, 4
+CODED_OPTIONS = {4: {"num_warps": 1, "maxnreg": 80}, 8: {"num_warps": 1, "maxnreg": 128}}  # by elements of a group
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
 EXACT = {"enable_fp_fusion": False}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -112,7 +116,8 @@ def float_step(
     launches = Launches(device)
     table, clock = _table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS)
-    blocks = _blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
+    span = SPAN if sum(p.numel() for p in params) > SMALL else SMALL_SPAN
+    blocks = _blocks(tuple(-(-p.numel() // (span * BLOCK)) for p in params), device)
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
         {
@@ -125,7 +130,7 @@ def float_step(
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
             "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
-            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": SPAN,
+            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span,
         },
         unit=1.0,
     ))  # fmt: skip
@@ -146,7 +151,7 @@ def coded_step(
     """
     held = moments or steps
     laid_out = [coding.matrix(grad).contiguous() for coding, grad in zip(codings, grads, strict=True)]
-    rows, counts = [], []
+    rows = []
     # Tensors whose rows end on bytes come first: each kind has a kernel of its own, but one table serves both.
     order = sorted(range(len(codings)), key=lambda i: not _is_flat(codings[i]))
     for i in order:
@@ -161,7 +166,6 @@ def coded_step(
                 *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)), coding.first,
             ]
         )  # fmt: skip
-        counts.append(-(-_count_blocks(coding.rows, coding.columns, CODED_BLOCK) // CODED_SPAN))
     flats = sum(_is_flat(coding) for coding in codings)
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
@@ -171,9 +175,13 @@ def coded_step(
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
     for flat, kind in ((True, slice(0, flats)), (False, slice(flats, None))):
-        if not counts[kind]:
+        if not rows[kind]:
             continue
-        blocks = _blocks(tuple(counts[kind]), device, kind.start)
+        lanes = _lanes(codings[0], flat, bool(exponents))
+        block = CODED_GROUPS * lanes
+        counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows[kind]]
+        span = CODED_SPAN if sum(counts) * block > SMALL else SMALL_CODED_SPAN
+        blocks = _blocks(tuple(-(-count // span) for count in counts), device, kind.start)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
             {
@@ -184,12 +192,12 @@ def coded_step(
                 "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
                 "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
-                "LANES": _lanes(codings[0], flat), "ALIGNED": _aligned(rows[kind], wide),
+                "LANES": lanes, "ALIGNED": _aligned(rows[kind], wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
                 "FIELDS": tables.CODED_COLUMNS,
-                "BLOCK": CODED_BLOCK, "SPAN": CODED_SPAN,
+                "BLOCK": block, "SPAN": span,
             },
-            unit=ladder.spacing, options=CODED_OPTIONS,
+            unit=ladder.spacing, options=CODED_OPTIONS[lanes],
         ))  # fmt: skip
     launches(lr)
     torch.autograd.graph.increment_version([plane for own in planes for plane in own])
@@ -235,9 +243,9 @@ def _is_flat(coding: CodeLayout) -> bool:
     return coding.columns % 8 == 0
 
 
-def _lanes(coding: CodeLayout, flat: bool) -> int:
-    """Elements of a group: four where they fill whole bytes of every plane that is written, else eight."""
-    return 4 if flat and min(_code_widths(coding)) > 1 else 8
+def _lanes(coding: CodeLayout, flat: bool, all_narrow: bool) -> int:
+    """Elements of a group: eight; where some take 4 bytes, four, if those fill bytes: a load has at most 16 bytes."""
+    return 4 if flat and not all_narrow and min(_code_widths(coding)) > 1 else 8
 
 
 def _count_blocks(rows: int, columns: int, block: int) -> int:

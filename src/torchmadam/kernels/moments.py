@@ -27,7 +27,7 @@ def store_exponents(at, first, end, values, COUNT: tl.constexpr, ROWS: tl.conste
 
 @triton.jit
 def decoded(codes, exponents):
-    """moment8.decoded."""
+    """moment8.decoded, from codes as int32."""
     bits = tl.umulhi(codes.to(tl.uint32) << 24, 429496730).to(tl.int32)
     return (bits + (exponents.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
 

@@ -9,32 +9,68 @@ import triton.language as tl
 
 
 @triton.jit
+def load_words(
+    at, start, row, group, bytes_per_row, mask, FLAT: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """What one plane of WIDTH bits holds of some groups, still packed, a row a group.
+
+    ``start``, ``row`` and ``group`` are what :func:`groups_of` says. Words are bytes; or WIDE, up to 32 bits, which is
+    for FLAT matrices that are aligned: in a loop, what waits to be worked on then takes few registers.
+    """
+    BITS: tl.constexpr = WIDTH * LANES
+    UNIT: tl.constexpr = 8 if not WIDE or BITS < 8 else 32 if BITS > 32 else BITS
+    if BITS < 8:  # two groups share a byte
+        place = group // 2 if FLAT else row * bytes_per_row + group // 2
+        words = tl.load(at + (start // 8 * WIDTH + place), mask, other=0)
+    else:
+        COUNT: tl.constexpr = BITS // UNIT
+        word = tl.arange(0, COUNT)[None, :]
+        if UNIT > 8:
+            TYPE: tl.constexpr = tl.uint32 if UNIT == 32 else tl.uint16
+            place = start // UNIT * WIDTH + group * COUNT + word
+            words = tl.load(at.to(tl.pointer_type(TYPE)) + place, mask, other=0)
+        else:
+            place = group * COUNT if FLAT else row * bytes_per_row + group * COUNT
+            inside = mask if FLAT else mask & (group * COUNT + word < bytes_per_row)
+            words = tl.load(at + (start // 8 * WIDTH + place + word), inside, other=0)
+    return words.to(tl.int32)
+
+
+@triton.jit
+def unpacked(words, group, WIDE: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+    """The integers in words, as a ROWS x LANES matrix."""
+    lane = tl.arange(0, LANES)[None, :]
+    BITS: tl.constexpr = WIDTH * LANES
+    UNIT: tl.constexpr = 8 if not WIDE or BITS < 8 else 32 if BITS > 32 else BITS
+    EACH: tl.constexpr = UNIT // WIDTH
+    if EACH > LANES:
+        values = (words >> ((group % 2).to(tl.int32) * LANES + lane)) & 1
+    elif EACH == 1:
+        values = words
+    elif EACH == LANES:
+        values = (words >> (lane * WIDTH)) & ((1 << WIDTH) - 1)
+    else:
+        shifts = tl.arange(0, EACH)[None, None, :] * WIDTH
+        values = tl.reshape((words[:, :, None] >> shifts) & ((1 << WIDTH) - 1), [ROWS, LANES])
+    return values
+
+
+@triton.jit
+def raised(words, group, LANES: tl.constexpr):
+    """Of words that hold a bit a weight: each weight's bit, where integers have their sign. Below it is anything."""
+    lane = tl.arange(0, LANES)[None, :]
+    return words << (31 - ((group % (8 // LANES)).to(tl.int32) * LANES + lane))
+
+
+@triton.jit
 def load_plane(
     at, start, row, group, bytes_per_row, mask, FLAT: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What one plane of WIDTH bits holds of ROWS groups, as a ROWS x LANES matrix of integers.
-
-    ``start``, ``row`` and ``group`` are what :func:`groups_of` says.
-    """
-    EACH: tl.constexpr = 8 // WIDTH
-    lane = tl.arange(0, LANES)[None, :]
-    if EACH > LANES:  # two groups share a byte
-        place = group // 2 if FLAT else row * bytes_per_row + group // 2
-        values = tl.load(at + (start // 8 * WIDTH + place), mask, other=0).to(tl.int32)
-        values = (values >> ((group % 2).to(tl.int32) * LANES + lane)) & 1
-    else:
-        BYTES: tl.constexpr = WIDTH * LANES // 8
-        byte = tl.arange(0, BYTES)[None, :]
-        place = group * BYTES if FLAT else row * bytes_per_row + group * BYTES
-        inside = mask if FLAT else mask & (group * BYTES + byte < bytes_per_row)
-        values = tl.load(at + (start // 8 * WIDTH + place + byte), inside, other=0).to(tl.int32)
-        if BYTES == 1:
-            values = (values >> (lane * WIDTH)) & ((1 << WIDTH) - 1)
-        elif EACH > 1:
-            shifts = tl.arange(0, EACH)[None, None, :] * WIDTH
-            values = tl.reshape((values[:, :, None] >> shifts) & ((1 << WIDTH) - 1), [ROWS, LANES])
-    return values
+    """What one plane of WIDTH bits holds of ROWS groups, as a ROWS x LANES matrix of integers."""
+    words = load_words(at, start, row, group, bytes_per_row, mask, FLAT, False, WIDTH, LANES)
+    return unpacked(words, group, False, WIDTH, LANES, ROWS)
 
 
 @triton.jit

@@ -42,7 +42,7 @@ static inline uint32_t as_bits(float x) {
     return bits;
 }
 
-/* noise.mixed */
+/* noise.random_bits */
 static inline uint32_t random_bits(uint64_t position, uint32_t low, uint32_t high) {
     uint32_t bits = (uint32_t)position ^ low;
     bits = (bits ^ bits >> 16) * 0x21F0AAADu;

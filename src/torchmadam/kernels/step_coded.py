@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from torchmadam.kernels.arithmetic import (
+    WHOLE,
     direction,
     fast_constants,
     fast_move,
@@ -12,19 +13,22 @@ from torchmadam.kernels.arithmetic import (
     random_bits,
     random_key,
     rounded,
+    shared_bits,
 )
 from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
-from torchmadam.kernels.planes import groups_of, load_plane, store_plane
+from torchmadam.kernels.planes import groups_of, load_words, raised, store_plane, unpacked
 from torchmadam.kernels.tables import address, count_bad, read_clock
 
 
 @triton.jit
 def directed(
-    move, k, negative, pull, spacing, middle, SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr
+    move, k, negative, pull, spacing, middle, SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):  # fmt: skip
     """The move of k from that of the weight, u times the rate in rungs (LadderFormat.climbed); ``pull`` is decay's.
 
-    On a signed ladder, its negative.
+    On a signed ladder, its negative. AGAIN asks for the same in other words: if both calls could share a mask, it would
+    be a register and an instruction for each weight.
     """
     if SIGNED:
         if DECAYS:
@@ -33,8 +37,11 @@ def directed(
             tanh = (1 - fallen) / (1 + fallen)
             move = move + tl.where(x < 0, -tanh, tanh) * pull
     else:
-        if SIGN_MODE > 0:
-            move = (move.to(tl.int32, bitcast=True) ^ negative).to(tl.float32, bitcast=True)
+        if SIGN_MODE > 0 and AGAIN:
+            move = tl.where(negative < 0, -move, move)
+        elif SIGN_MODE > 0:
+            flip = negative & -2147483648
+            move = (move.to(tl.int32, bitcast=True) ^ flip).to(tl.float32, bitcast=True)
         if DECAYS:
             move = move + pull
     return move
@@ -43,17 +50,50 @@ def directed(
 @triton.jit
 def load_code(
     plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0: tl.constexpr, W1: tl.constexpr,
-    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """K, put together from its planes."""
-    k = load_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, LANES, GROUPS)
+    """The words of k's planes; of a plane that is not there, those of the first."""
+    words0 = load_words(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, WIDE, W0, LANES)
+    words1, words2, words3 = words0, words0, words0
     if W1 > 0:
-        k = (k << W1) | load_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, LANES, GROUPS)
+        words1 = load_words(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, WIDE, W1, LANES)
     if W2 > 0:
-        k = (k << W2) | load_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, LANES, GROUPS)
+        words2 = load_words(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, WIDE, W2, LANES)
     if W3 > 0:
-        k = (k << W3) | load_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, LANES, GROUPS)
+        words3 = load_words(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, WIDE, W3, LANES)
+    return words0, words1, words2, words3
+
+
+@triton.jit
+def code_of(
+    words0, words1, words2, words3, group, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
+    WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """K, put together from the words of its planes."""
+    k = unpacked(words0, group, WIDE, W0, LANES, GROUPS)
+    if W1 > 0:
+        k = (k << W1) | unpacked(words1, group, WIDE, W1, LANES, GROUPS)
+    if W2 > 0:
+        k = (k << W2) | unpacked(words2, group, WIDE, W2, LANES, GROUPS)
+    if W3 > 0:
+        k = (k << W3) | unpacked(words3, group, WIDE, W3, LANES, GROUPS)
     return k
+
+
+@triton.jit
+def load_held(
+    at, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr,
+    FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The second moment: floats, words of codes, or just anything if there is none."""
+    if not HAS_MOMENT:
+        held = grad.to(tl.float32)
+    elif WIDE and EIGHT:
+        held = load_words(at, start, row, group, columns, whole, FLAT, WIDE, 8, LANES)
+    else:
+        held = tl.load(at + (start + element), mask, other=0)
+        held = held.to(tl.int32) if EIGHT else held
+    return held
 
 
 @triton.jit
@@ -98,6 +138,7 @@ def coded_kernel(
     at = table + tensor * FIELDS
     rows, columns, begin = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX), tl.load(at + 14).to(INDEX)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
+    WIDE: tl.constexpr = FLAT and ALIGNED
     gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, MOMENT, ALIGNED)
     correction, inverse, low, high, phase = read_clock(clock, tensor)
     EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
@@ -117,58 +158,67 @@ def coded_kernel(
     signs = address(at + 9, tl.uint8, ALIGNED) if SIGN_MODE == 1 else plane0
 
     inverse = inverse if CORRECT else inverse * 0 + 1
-    factor, most_move, most_moment, least_grad = fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT)
+    factor, share, most_moment, least_grad = fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT)
 
     start, row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
     grad = tl.load(gradients + (start + element), mask, other=0.0)
-    held = grad.to(tl.float32)
-    if HAS_MOMENT:
-        held = tl.load(moments + (start + element), mask, other=0)
+    held = load_held(
+        moments, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT, EIGHT, FLAT, WIDE, LANES
+    )
     exponents = tl.zeros([GROUPS, 1], tl.uint8)
     if EIGHT:
         exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
-    k = load_code(
-        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, LANES, GROUPS
+    words0, words1, words2, words3 = load_code(
+        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, WIDE, LANES
     )  # fmt: skip
     for turn in range(SPAN):
         start, row, group, whole, element, mask = groups_of(first + turn, rows, columns, FLAT, INDEX, LANES, GROUPS)
         position = (begin + start) + element
-        negative = element  # the sign of the weight, in the bit where floats have theirs
+        negative = element  # below zero if the weight is
         if SIGN_MODE == 1:
             bytes_per_row = (columns + 7) // 8
-            negative = load_plane(signs, start, row, group, bytes_per_row, whole, FLAT, 1, LANES, GROUPS) << 31
+            negative = raised(
+                load_words(signs, start, row, group, bytes_per_row, whole, FLAT, WIDE, 1, LANES), group, LANES
+            )
         if SIGN_MODE == 2:
-            negative = (random_bits(position, sign_low, sign_high) & 0x80000000).to(tl.int32, bitcast=True)
+            negative = random_bits(position, sign_low, sign_high).to(tl.int32, bitcast=True)
         next_start, next_row, next_group, next_whole, ahead, inside = groups_of(
             first + turn + 1, rows, columns, FLAT, INDEX, LANES, GROUPS
         )
         inside, next_whole = inside & (turn + 1 < SPAN), next_whole & (turn + 1 < SPAN)
         next_grad = tl.load(gradients + (next_start + ahead), inside, other=0.0)
-        next_held = next_grad.to(tl.float32)
-        if HAS_MOMENT:
-            next_held = tl.load(moments + (next_start + ahead), inside, other=0)
+        next_held = load_held(
+            moments, next_start, next_row, next_group, ahead, columns, next_whole, inside, next_grad, HAS_MOMENT, EIGHT,
+            FLAT, WIDE, LANES,
+        )  # fmt: skip
         next_exponents = exponents
         if EIGHT:
             next_exponents = load_exponents(
                 exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
             )
-        next_k = load_code(
+        next0, next1, next2, next3 = load_code(
             plane0, plane1, plane2, plane3, next_start, next_row, next_group, columns, next_whole, W0, W1, W2, W3,
-            FLAT, LANES, GROUPS,
+            FLAT, WIDE, LANES,
         )  # fmt: skip
 
+        k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS)
         g = grad.to(tl.float32)
         if MAXIMIZE:
             g = -g
         if EIGHT:
-            held = decoded(held, exponents)
+            held = decoded(unpacked(held, group, WIDE, 8, LANES, GROUPS), exponents)
         square = g * g
         moment = held * beta + square * fresh if HAS_MOMENT else square
         bits = position.to(tl.uint32)
         if STOCHASTIC:
-            bits = random_bits(position, low, high)
-        move = fast_move(g, moment, factor, most_move, rate, HAS_MOMENT)
-        move = directed(move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, SIGN_MODE, DECAYS)
+            if FLAT:  # each group lies within eight neighbours
+                bits = shared_bits((begin + start + group * LANES) >> 3, element & 7, low, high)
+            else:
+                bits = shared_bits(position >> 3, position & 7, low, high)
+        move = fast_move(g, square, moment, factor, share, rate, HAS_MOMENT)
+        move = directed(
+            move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, SIGN_MODE, DECAYS, False
+        )
         by, doubt = fast_rounded(move, bits, SIGNED, STOCHASTIC)
 
         largest = tl.zeros([EXPONENTS], tl.int32)
@@ -186,8 +236,8 @@ def coded_kernel(
             held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
             moment = held
             u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
-            exact = directed(u * rate, k, negative, rate * decay, spacing, middle, SIGNED, SIGN_MODE, DECAYS)
-            by = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0).to(tl.int32)
+            exact = directed(u * rate, k, negative, rate * decay, spacing, middle, SIGNED, SIGN_MODE, DECAYS, True)
+            by = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0).to(tl.int32) + WHOLE
             count_bad(at + 4, mask & (usable == 0))
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
@@ -197,10 +247,11 @@ def coded_kernel(
             store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS)
         elif HAS_MOMENT:
             tl.store(moments + (start + element), moment, mask)
-        k = tl.minimum(tl.maximum(k + by, 0), LAST)
+        k = tl.minimum(tl.maximum(k + by, WHOLE), WHOLE + LAST) - WHOLE
         if not FLAT:
             k = tl.where(mask, k, 0)  # bits between the end of a row and that of its last byte
         store_code(
             plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS
         )  # fmt: skip
-        grad, held, exponents, k = next_grad, next_held, next_exponents, next_k
+        grad, held, exponents = next_grad, next_held, next_exponents
+        words0, words1, words2, words3 = next0, next1, next2, next3
