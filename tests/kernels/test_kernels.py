@@ -179,6 +179,8 @@ CASES = [
     ("paper12", "plane", "stochastic", {"moment": "8bit", "grad": torch.bfloat16}),
     ("signed8", "plane", "stochastic", {"moment": "8bit"}),
     ("paper10", "seed", "nearest", {"moment": "8bit"}),
+    ("signed8", "plane", "stochastic", {"moment": "8bit", "beta": 0.0}),
+    ("paper12", "plane", "stochastic", {"moment": "8bit", "beta": 0.3}),
 ]
 
 

@@ -127,22 +127,24 @@ def rounded(x, bits, STOCHASTIC: tl.constexpr):
 
 
 @triton.jit
-def fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT: tl.constexpr):
+def fast_constants(inverse, rate, beta, fresh, max_step, HAS_MOMENT: tl.constexpr):
     """What :func:`fast_move` needs, factors of moments and of squares; and between what sizes it can be trusted.
 
-    Those are the bits of the largest moment, and twice those of the smallest gradient.
+    Those are the bits of the largest moment; twice those of the smallest gradient, or the smallest exponent of a group
+    of 8-bit moments: either says that no moment is smaller than it may be.
     """
     factor = inverse / (rate * rate) * 1073741824.0
     share = 1.0 / (max_step * max_step * inverse)
+    most, least, exponent = inverse * 0 + 8.507059173023462e37, inverse * 0, 1
     if HAS_MOMENT:  # the sum in fast_move is exact to 24 bits and finite; and gradients are usable
         most = tl.minimum(7.9e37, 7.9e37 / factor) / tl.maximum(share / fresh, 1.0)
         most = tl.minimum(most, fresh * 4.2e37)
-        # A moment is at least fresh times the square of the gradient, if that is not too small for a float. By 2^40
-        # and 2^-20, because small numbers may be taken for zero here.
-        least = tl.sqrt(tl.maximum(1.7347234759768071e-18 / factor, 6.5e-27) / fresh) * 9.5367431640625e-07
-    else:
-        most, least = inverse * 0 + 8.507059173023462e37, inverse * 0
-    return factor, share, most.to(tl.uint32, bitcast=True), 2 * least.to(tl.uint32, bitcast=True)
+        # By 2^40 and 2^-20, because small numbers may be taken for zero here.
+        moment = tl.maximum(1.7347234759768071e-18 / factor, 6.5e-27)
+        # A moment is at least fresh times the square of the gradient; and beta times 2^(exponent - 127).
+        least = tl.sqrt(moment / fresh) * 9.5367431640625e-07
+        exponent = ((moment / beta).to(tl.int32, bitcast=True) >> 23) + (2 - 40)
+    return factor, share, most.to(tl.uint32, bitcast=True), 2 * least.to(tl.uint32, bitcast=True), exponent
 
 
 @triton.jit

@@ -21,11 +21,12 @@ BLOCK = 512  # elements that a program works on at a time
 SPAN, SMALL_SPAN = 8, 2
 SMALL = 2**26  # elements
 FLOAT_OPTIONS = {"num_warps": 4}
-# A program that steps codes is a single warp: a block in doubt, which it works through again, keeps no other waiting.
-# Its arithmetic for such blocks would take registers from all, and leave room for fewer programs at a time.
-CODED_GROUPS = 32  # of a block: one a thread
-CODED_SPAN, SMALL_CODED_SPAN = 16, 4
-CODED_OPTIONS = {4: {"num_warps": 1, "maxnreg": 80}, 8: {"num_warps": 1, "maxnreg": 128}}  # by elements of a group
+# A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
+# other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
+CODED_LINE = 128
+CODED_SPAN, SMALL_CODED_SPAN = 8192, 1024  # elements
+# Its arithmetic for blocks in doubt would take registers from all, and leave room for fewer programs at a time.
+CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
 EXACT = {"enable_fp_fusion": False}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -178,9 +179,9 @@ def coded_step(
         if not rows[kind]:
             continue
         lanes = _lanes(codings[0], flat, bool(exponents))
-        block = CODED_GROUPS * lanes
+        block, warps = _coded_block(min(_code_widths(codings[0])), lanes)
         counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows[kind]]
-        span = CODED_SPAN if sum(counts) * block > SMALL else SMALL_CODED_SPAN
+        span = max(1, (CODED_SPAN if sum(counts) * block > SMALL else SMALL_CODED_SPAN) // block)
         blocks = _blocks(tuple(-(-count // span) for count in counts), device, kind.start)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
@@ -197,7 +198,8 @@ def coded_step(
                 "FIELDS": tables.CODED_COLUMNS,
                 "BLOCK": block, "SPAN": span,
             },
-            unit=ladder.spacing, options=CODED_OPTIONS[lanes],
+            unit=ladder.spacing,
+            options={"num_warps": warps, "maxnreg": CODED_REGISTERS[block // (32 * warps)]},
         ))  # fmt: skip
     launches(lr)
     torch.autograd.graph.increment_version([plane for own in planes for plane in own])
@@ -246,6 +248,12 @@ def _is_flat(coding: CodeLayout) -> bool:
 def _lanes(coding: CodeLayout, flat: bool, all_narrow: bool) -> int:
     """Elements of a group: eight; where some take 4 bytes, four, if those fill bytes: a load has at most 16 bytes."""
     return 4 if flat and not all_narrow and min(_code_widths(coding)) > 1 else 8
+
+
+def _coded_block(narrowest: int, lanes: int) -> tuple[int, int]:
+    """Elements that a program steps at a time, four or eight a thread, and its warps."""
+    block = max(32 * lanes, 8 * CODED_LINE // narrowest)
+    return block, -(-block // (32 * 8))
 
 
 def _count_blocks(rows: int, columns: int, block: int) -> int:

@@ -158,28 +158,31 @@ def coded_kernel(
     signs = address(at + 9, tl.uint8, ALIGNED) if SIGN_MODE == 1 else plane0
 
     inverse = inverse if CORRECT else inverse * 0 + 1
-    factor, share, most_moment, least_grad = fast_constants(inverse, rate, fresh, max_step, HAS_MOMENT)
+    factor, share, most_moment, least_grad, least_exponent = fast_constants(
+        inverse, rate, beta, fresh, max_step, HAS_MOMENT
+    )
 
     start, row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
     grad = tl.load(gradients + (start + element), mask, other=0.0)
     held = load_held(
         moments, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT, EIGHT, FLAT, WIDE, LANES
     )
-    exponents = tl.zeros([GROUPS, 1], tl.uint8)
+    exponents = tl.zeros([GROUPS, 1], tl.int32)
     if EIGHT:
-        exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
+        exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS).to(tl.int32)
     words0, words1, words2, words3 = load_code(
         plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, WIDE, LANES
     )  # fmt: skip
+    bytes_per_row = (columns + 7) // 8
+    sign_words = words0
+    if SIGN_MODE == 1:
+        sign_words = load_words(signs, start, row, group, bytes_per_row, whole, FLAT, WIDE, 1, LANES)
     for turn in range(SPAN):
         start, row, group, whole, element, mask = groups_of(first + turn, rows, columns, FLAT, INDEX, LANES, GROUPS)
         position = (begin + start) + element
         negative = element  # below zero if the weight is
         if SIGN_MODE == 1:
-            bytes_per_row = (columns + 7) // 8
-            negative = raised(
-                load_words(signs, start, row, group, bytes_per_row, whole, FLAT, WIDE, 1, LANES), group, LANES
-            )
+            negative = raised(sign_words, group, LANES)
         if SIGN_MODE == 2:
             negative = random_bits(position, sign_low, sign_high).to(tl.int32, bitcast=True)
         next_start, next_row, next_group, next_whole, ahead, inside = groups_of(
@@ -195,11 +198,16 @@ def coded_kernel(
         if EIGHT:
             next_exponents = load_exponents(
                 exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
-            )
+            ).to(tl.int32)
         next0, next1, next2, next3 = load_code(
             plane0, plane1, plane2, plane3, next_start, next_row, next_group, columns, next_whole, W0, W1, W2, W3,
             FLAT, WIDE, LANES,
         )  # fmt: skip
+        next_signs = next0
+        if SIGN_MODE == 1:
+            next_signs = load_words(
+                signs, next_start, next_row, next_group, bytes_per_row, next_whole, FLAT, WIDE, 1, LANES
+            )
 
         k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS)
         g = grad.to(tl.float32)
@@ -229,7 +237,10 @@ def coded_kernel(
             size = tl.max(tl.max(moment.to(tl.uint32, bitcast=True), 1), 0)
         doubtful = tl.max(tl.max(doubt.to(tl.int32, bitcast=True), 1), 0) > 0x3EFFFFE5
         doubtful = doubtful | (size > most_moment)
-        if HAS_MOMENT:
+        if EIGHT:
+            if tl.min(tl.min(exponents, 1), 0) < least_exponent:
+                doubtful = doubtful | (tl.max(tl.max(tl.abs(g).to(tl.int32, bitcast=True), 1), 0) > 0)
+        elif HAS_MOMENT:
             raw = g.to(tl.uint32, bitcast=True)
             doubtful = doubtful | (tl.min(tl.min(raw + raw - 1, 1), 0) < least_grad)
         if doubtful:
@@ -254,4 +265,4 @@ def coded_kernel(
             plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS
         )  # fmt: skip
         grad, held, exponents = next_grad, next_held, next_exponents
-        words0, words1, words2, words3 = next0, next1, next2, next3
+        words0, words1, words2, words3, sign_words = next0, next1, next2, next3, next_signs
