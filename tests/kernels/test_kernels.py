@@ -279,6 +279,19 @@ def test_decoding_agrees_with_the_reference_on_every_shape_and_range_of_rows(nam
             )
 
 
+@pytest.mark.parametrize("name", LADDERS)
+@pytest.mark.parametrize("signs", ["plane", "seed", "positive"])
+def test_codes_come_out_as_the_reference_unpacks_them(name, signs, device):
+    signs = "plane" if LADDERS[name].is_signed else signs
+    codings, planes = coded(LADDERS[name], signs, device)
+    for coding, own in zip(codings, planes, strict=True):
+        first = min(1, coding.rows)
+        part = [p[first:] for p in own]
+        found = launch.codes(part, coding, first)
+        assert found.dtype == torch.int32
+        assert torch.equal(found.cpu(), coding.unpack([p.cpu() for p in part], first))
+
+
 def test_what_lies_beside_a_tensor_is_not_touched(device):
     """Planes, moments and weights are cut out of poisoned memory, which must come back as it was."""
     ladder = LadderFormat.preset("paper12")

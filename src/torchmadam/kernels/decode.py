@@ -1,4 +1,4 @@
-"""Codes to floats in Triton: one launch a tensor."""
+"""Codes to floats, or to integers, in Triton: one launch a tensor."""
 
 import triton
 import triton.language as tl
@@ -11,9 +11,12 @@ from torchmadam.kernels.planes import groups_of, load_plane
 def decode_kernel(
     out, limit, signs, plane0, plane1, plane2, plane3, rows, columns, first, spacing, crossing, middle, sign_key,
     SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
-    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, RAW: tl.constexpr, FLAT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows of a matrix of codes; ``first`` is the position of the first of them in the whole, which keys the signs."""
+    """Rows of a matrix of codes; ``first`` is the position of the first of them in the whole, which keys the signs.
+
+    RAW: the codes themselves, as CodeLayout.unpack gives them.
+    """
     GROUPS: tl.constexpr = BLOCK // 8
     # Numbers given by Python may be constants to the compiler; adding them to a zero makes them values.
     zero = tl.zeros([], tl.int64)
@@ -27,17 +30,20 @@ def decode_kernel(
         k = (k << W2) | load_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, 8, GROUPS)
     if W3 > 0:
         k = (k << W3) | load_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, 8, GROUPS)
-    top = tl.load(limit)
-    if SIGNED:
+    negative = k * 0
+    if SIGN_MODE == 1:
+        negative = load_plane(signs, start, row, group, (columns + 7) // 8, whole, FLAT, 1, 8, GROUPS)
+    if SIGN_MODE == 2:
+        low, high = random_key(zero + sign_key, tl.zeros([], tl.float32))
+        negative = (random_bits(element + (zero + first + start), low, high) >> 31).to(tl.int32)
+    if RAW:
+        value = k | (negative << (W0 + W1 + W2 + W3))
+    elif SIGNED:
         # ``middle``, the code of zero, is no constant: LLVM would narrow the subtraction to 16-bit integers, two to a
         # register, and ptxas 12.8 then subtracts from some of them not at all, and from others twice.
-        value = sinh((k.to(tl.float32) - middle) * spacing) * (top * crossing)
+        value = sinh((k.to(tl.float32) - middle) * spacing) * (tl.load(limit) * crossing)
     else:
-        value = tl.exp(k.to(tl.float32) * -spacing) * top
-        if SIGN_MODE == 1:
-            negative = load_plane(signs, start, row, group, (columns + 7) // 8, whole, FLAT, 1, 8, GROUPS)
+        value = tl.exp(k.to(tl.float32) * -spacing) * tl.load(limit)
+        if SIGN_MODE > 0:
             value = tl.where(negative > 0, -value, value)
-        if SIGN_MODE == 2:
-            low, high = random_key(zero + sign_key, tl.zeros([], tl.float32))
-            value = tl.where((random_bits(element + (zero + first + start), low, high) >> 31) > 0, -value, value)
     tl.store(out + start + element, value.to(out.dtype.element_ty), mask)

@@ -209,6 +209,17 @@ def coded_step(
 
 def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:
     """The rows from ``first_row`` on that these planes hold, as a float matrix in memory order."""
+    return _decoded(planes, limit, coding, first_row, dtype, raw=False)
+
+
+def codes(planes: Sequence[Tensor], coding: CodeLayout, first_row: int) -> Tensor:
+    """The same rows as CodeLayout.unpack gives them."""
+    return _decoded(planes, planes[0], coding, first_row, torch.int32, raw=True)
+
+
+def _decoded(
+    planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype, *, raw: bool
+) -> Tensor:
     rows = planes[0].shape[0]
     out = torch.empty(rows, coding.columns, dtype=dtype, device=planes[0].device)
     if out.numel() == 0:
@@ -221,7 +232,7 @@ def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_ro
     with _on(out.device):
         decoding.decode_kernel[(_count_blocks(rows, coding.columns, BLOCK),)](
             out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
-            coding.format.crossing, float(coding.format.top), coding.sign_key, FLAT=_is_flat(coding),
+            coding.format.crossing, float(coding.format.top), coding.sign_key, RAW=raw, FLAT=_is_flat(coding),
             INDEX=_index_type(coding.numel), BLOCK=BLOCK, num_warps=4, **arguments,
         )  # fmt: skip
     return out

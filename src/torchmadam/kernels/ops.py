@@ -32,6 +32,10 @@ _LIBRARY.define(
     f"SymInt first_row, ScalarType dtype) -> Tensor"
 )
 _LIBRARY.define(
+    f"codes(Tensor[] planes, {_LADDER}, SymInt[] shape, int[] order, str signs, int sign_key, SymInt first_row) "
+    "-> Tensor"
+)
+_LIBRARY.define(
     "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, "
     "Tensor(d!)[] steps, Tensor[] scales, Tensor(e!)[] nonfinite, int[] streams, float[] crossings, float? bound, "
     f"{_RULE}, int[] firsts) -> ()"
@@ -61,7 +65,7 @@ class _Made(threading.local):
 _MADE = _Made()
 
 
-# ---- decoding
+# ---- decoding and unpacking
 
 
 def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:
@@ -96,10 +100,48 @@ def _decode_shape(
     planes: list[Tensor], limit: Tensor, levels: int, spacing: float, crossing: float, shape: list[int],
     order: list[int], signs: str, sign_key: int, first_row: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
+    return planes[0].new_empty((planes[0].shape[0], _columns(shape)), dtype=dtype)
+
+
+def codes(planes: Sequence[Tensor], coding: CodeLayout) -> Tensor:
+    """The matrix of int32 codes, signs included: :meth:`CodeLayout.unpack`, in one launch on a GPU."""
+    ladder = coding.format
+    out: Tensor = torch.ops.torchmadam.codes(
+        planes, ladder.levels, ladder.spacing, ladder.crossing, coding.shape, coding.order, coding.signs,
+        coding.sign_key, max(coding.first_row, 0),
+    )  # fmt: skip
+    return out
+
+
+def _codes_reference(
+    planes: list[Tensor], levels: int, spacing: float, crossing: float, shape: list[int], order: list[int], signs: str,
+    sign_key: int, first_row: int,
+) -> Tensor:  # fmt: skip
+    return _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key).unpack(planes, first_row)
+
+
+def _codes_cuda(
+    planes: list[Tensor], levels: int, spacing: float, crossing: float, shape: list[int], order: list[int], signs: str,
+    sign_key: int, first_row: int,
+) -> Tensor:  # fmt: skip
+    coding = _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key)
+    if _has_triton() and _kernels_take(coding):
+        return _launch().codes(planes, coding, first_row)  # type: ignore[no-any-return]
+    return coding.unpack(planes, first_row)
+
+
+def _codes_shape(
+    planes: list[Tensor], levels: int, spacing: float, crossing: float, shape: list[int], order: list[int], signs: str,
+    sign_key: int, first_row: int,
+) -> Tensor:  # fmt: skip
+    return planes[0].new_empty((planes[0].shape[0], _columns(shape)), dtype=torch.int32)
+
+
+def _columns(shape: list[int]) -> int:
     columns = 1
     for length in shape[1:]:
         columns = columns * length
-    return planes[0].new_empty((planes[0].shape[0], columns), dtype=dtype)
+    return columns
 
 
 # ---- a step of floats
@@ -289,8 +331,11 @@ def _launch() -> Any:
 
 _LIBRARY.impl("decode", _decode_reference, "CompositeExplicitAutograd")
 _LIBRARY.impl("decode", _decode_cuda, "CUDA")
+_LIBRARY.impl("codes", _codes_reference, "CompositeExplicitAutograd")
+_LIBRARY.impl("codes", _codes_cuda, "CUDA")
 _LIBRARY.impl("float_step_", _float_step_reference, "CompositeExplicitAutograd")
 _LIBRARY.impl("float_step_", _float_step_cuda, "CUDA")
 _LIBRARY.impl("coded_step_", functools.partial(_coded_step, False), "CompositeExplicitAutograd")
 _LIBRARY.impl("coded_step_", functools.partial(_coded_step, True), "CUDA")
 torch.library.register_fake("torchmadam::decode", _decode_shape, lib=_LIBRARY)
+torch.library.register_fake("torchmadam::codes", _codes_shape, lib=_LIBRARY)

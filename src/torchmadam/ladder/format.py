@@ -169,7 +169,12 @@ class LadderFormat:
 
     def split(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Codes of the paper's ladder as k and the sign, +1 or -1."""
-        return codes & ((1 << self.code_bits) - 1), 1 - 2 * (codes >> self.code_bits)
+        return codes & self._mask, 1 - 2 * (codes >> self.code_bits)
+
+    @property
+    def _mask(self) -> int:
+        """The bits of k."""
+        return (1 << self.code_bits) - 1
 
     def climbed(
         self, codes: Tensor, u: Tensor, rate: float | Tensor, decay: float | Tensor, bits: Tensor | None
@@ -196,13 +201,13 @@ class LadderFormat:
         """True where a weight is as large as the ladder allows."""
         if self.is_signed:
             return (codes - self.top).abs() == self.top
-        return self.split(codes)[0] == 0
+        return (codes & self._mask) == 0
 
     def at_lower_end(self, codes: Tensor) -> Tensor:
         """True where a weight is as small as the ladder allows."""
         if self.is_signed:
             return codes == self.top
-        return self.split(codes)[0] == self.top
+        return (codes & self._mask) == self.top
 
 
 def rounded(x: Tensor, bits: Tensor | None) -> Tensor:

@@ -182,7 +182,7 @@ class LadderTensor(Rows, Tensor):
     def codes(self) -> Tensor:
         """The integer codes, signs included, in this view's shape."""
         self._check_current()
-        return self.coding.unpack(self.planes).as_strided(self.shape, self.stride(), self.storage_offset())
+        return ops.codes(self.planes, self.coding).as_strided(self.shape, self.stride(), self.storage_offset())
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """The weights as an ordinary tensor, of this tensor's dtype unless another is given."""

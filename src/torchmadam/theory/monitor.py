@@ -160,7 +160,7 @@ class TrustMonitor:
         if not before:
             return
         names: list[str] = []
-        sums: list[list[Tensor]] = []
+        sums: list[list[Tensor | float]] = []
         for layer, p, name, group in self._members():
             if p.grad is not None and p in before:
                 names.append(layer)
@@ -192,38 +192,54 @@ class TrustMonitor:
                     yield layer, p, name, group
 
 
-def _summed(p: Tensor, g: Tensor, before: Tensor, width: float | Tensor) -> list[Tensor]:
-    """What a layer's numbers are made of, summed over one parameter, on its device, in float64; see :func:`_layer`."""
-    counted: list[Tensor] = []
+def _summed(p: Tensor, g: Tensor, before: Tensor, width: float | Tensor) -> list[Tensor | float]:
+    """What a layer's numbers are made of, summed over one parameter, on its device, in float64; see :func:`_layer`.
+
+    Few operations, because a small tensor takes as long as its launches.
+    """
+    counted: list[Tensor | float] = [0.0] * 5
     if isinstance(p, LadderTensor) and isinstance(before, LadderTensor):
         ladder, old, codes = p.coding.format, before.codes(), p.codes()
         weight, after = (ladder.decode(c, p.limit).double() for c in (old, codes))
         distance = (codes - old).abs()  # of k: signs on the paper's ladder lie above it and are frozen
-        counted = [distance, distance != 0, ladder.at_upper_end(codes), ladder.at_lower_end(codes)]
+        ends = ladder.at_upper_end(codes), ladder.at_lower_end(codes)
+        counted = [float(p.numel()), distance.sum(), torch.count_nonzero(distance), *map(torch.count_nonzero, ends)]
     else:
         weight, after = (groups.as_real(as_float(t)).double() for t in (before, p))
     g = groups.as_real(g.to_dense() if g.is_sparse else g).double()
     size, move = reach(weight, width), after - weight
-    sums = [(size * g.abs()).sum(), (g * move).sum()]
-    sums += [vector.square().sum() for vector in (size, g, move, weight)]
-    count = weight.new_full((), float(weight.numel()))
-    none = torch.zeros_like(count)
-    counted = [count, (weight < 0) != (after < 0), *([count, *counted] if counted else [none] * 5)]
-    return sums + [what.sum(dtype=torch.float64) for what in counted]
+    return [
+        torch.linalg.vector_norm(size * g, 1),  # a size is not negative
+        (g * move).sum(),
+        *map(torch.linalg.vector_norm, (size, g, move, weight)),
+        float(weight.numel()),
+        torch.count_nonzero((weight < 0) != (after < 0)),
+        *counted,
+    ]
 
 
-def _layers(names: list[str], sums: list[list[Tensor]]) -> dict[str, LayerTrust]:
-    """The layers from the sums of their parameters, read in one synchronisation a device."""
-    places: dict[torch.device, list[int]] = {}
-    for i, parts in enumerate(sums):
-        places.setdefault(parts[0].device, []).append(i)
+def _layers(names: list[str], sums: list[list[Tensor | float]]) -> dict[str, LayerTrust]:
+    """The layers from the sums of their parameters, read in one synchronisation a device and dtype."""
     totals: dict[str, list[float]] = {}
-    for own in places.values():
-        rows = torch.stack([part for i in own for part in sums[i]]).view(len(own), -1).tolist()
-        for i, row in zip(own, rows, strict=True):
-            held = totals.get(names[i], [0.0] * len(row))
-            totals[names[i]] = [a + b for a, b in zip(held, row, strict=True)]
+    for name, row in zip(names, _read(sums), strict=True):
+        row[2:6] = [length * length for length in row[2:6]]
+        held = totals.get(name, [0.0] * len(row))
+        totals[name] = [a + b for a, b in zip(held, row, strict=True)]
     return {name: _layer(*totals[name]) for name in dict.fromkeys(names)}
+
+
+def _read(rows: list[list[Tensor | float]]) -> list[list[float]]:
+    """Numbers, from numbers and tensors that hold one."""
+    found = [[0.0 if isinstance(part, Tensor) else part for part in row] for row in rows]
+    places: dict[tuple[torch.device, torch.dtype], list[tuple[int, int, Tensor]]] = {}
+    for i, row in enumerate(rows):
+        for j, part in enumerate(row):
+            if isinstance(part, Tensor):
+                places.setdefault((part.device, part.dtype), []).append((i, j, part))
+    for own in places.values():
+        for (i, j, _), value in zip(own, torch.stack([part for _, _, part in own]).tolist(), strict=True):
+            found[i][j] = float(value)
+    return found
 
 
 def _layer(
