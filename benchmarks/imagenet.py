@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import _name, _write
-from benchmarks.training import RandomPictures, pictures_a_second
+from benchmarks.training import RandomPictures, Training
 from madam_lab import recipes
 from madam_lab.models.resnet50 import ResNet50
 from madam_lab.recipes import Recipe
@@ -52,7 +52,7 @@ def main() -> None:
     for name, recipe in kinds().items():
         if options.only in name:
             task = RandomPictures(device, options.batch, options.side, 1000, ResNet50)
-            found["rows"][name] = pictures_a_second(recipe, device, options.steps, task)
+            found["rows"][name] = Training(recipe, device, task).pictures_a_second(options.steps)
             print(f"{name:<24}{found['rows'][name]:>10.1f} pictures a second", flush=True)
             _write(path, result)
     print(path)

@@ -68,37 +68,36 @@ def kinds() -> dict[str, Recipe]:
     }
 
 
-def pictures_a_second(recipe: Recipe, device: torch.device, steps: int, task: Task | None = None) -> float:
-    """Forward, backward and step, compiled and (on a GPU) captured; the median of five stretches of ``steps``."""
-    stepper, batch = _begun(recipe, device, task)
-    return len(batch[0]) * steps / _seconds(lambda: [stepper.step(batch) for _ in range(steps)], device)
+class Training:
+    """A run that has made its first steps: compiled, and on a GPU captured."""
 
+    def __init__(self, recipe: Recipe, device: torch.device, task: Task | None = None) -> None:
+        torch.set_float32_matmul_precision("high")
+        task = task or RandomPictures(device, recipe.batch if device.type == "cuda" else 16)
+        torch.manual_seed(0)
+        model = task.model()
+        if recipe.ladder is not None:
+            to_ladder_(model, recipe.ladder, **recipe.conversion)
+        model.to(device)
+        self._device, on_gpu = device, device.type == "cuda"
+        self._stepper = Stepper(recipe, task, model, build_optimiser(recipe, model, device), compiled=on_gpu)
+        (self._batch,) = task.epoch(0)
+        for _ in range(5):
+            self._stepper.step(self._batch)
 
-def monitor_share(
-    recipe: Recipe, device: torch.device, steps: int, every: int = 100, task: Task | None = None
-) -> float:
-    """The part of training time that a TrustMonitor takes which looks every so many steps: what a look takes longer."""
-    stepper, batch = _begun(recipe, device, task)
-    step_looked_at(stepper, batch)
-    step = _seconds(lambda: [stepper.step(batch) for _ in range(steps)], device) / steps
-    look = _seconds(lambda: step_looked_at(stepper, batch), device)
-    return (look - step) / (every * step)
+    def pictures_a_second(self, steps: int) -> float:
+        """Forward, backward and step; the median of five stretches of ``steps``."""
+        return len(self._batch[0]) / self._seconds_a_step(steps)
 
+    def monitor_share(self, steps: int, every: int = 100) -> float:
+        """The part of training time that a TrustMonitor takes which looks every so many steps."""
+        step_looked_at(self._stepper, self._batch)
+        step = self._seconds_a_step(steps)
+        look = _seconds(lambda: step_looked_at(self._stepper, self._batch), self._device)
+        return (look - step) / (every * step)
 
-def _begun(recipe: Recipe, device: torch.device, task: Task | None) -> tuple[Stepper, Batch]:
-    """A run that has made its first steps, and its batch."""
-    torch.set_float32_matmul_precision("high")
-    task = task or RandomPictures(device, recipe.batch if device.type == "cuda" else 16)
-    torch.manual_seed(0)
-    model = task.model()
-    if recipe.ladder is not None:
-        to_ladder_(model, recipe.ladder, **recipe.conversion)
-    model.to(device)
-    stepper = Stepper(recipe, task, model, build_optimiser(recipe, model, device), compiled=device.type == "cuda")
-    (batch,) = task.epoch(0)
-    for _ in range(5):
-        stepper.step(batch)
-    return stepper, batch
+    def _seconds_a_step(self, steps: int) -> float:
+        return _seconds(lambda: [self._stepper.step(self._batch) for _ in range(steps)], self._device) / steps
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -9,7 +9,7 @@ import torch
 from benchmarks import imagenet
 from benchmarks.__main__ import _time
 from benchmarks.registry import ENTRIES, Missing
-from benchmarks.training import RandomPictures, monitor_share, pictures_a_second
+from benchmarks.training import RandomPictures, Training
 from benchmarks.workloads import gpt, odd, resnet18
 
 from compiler import needs_cc
@@ -58,7 +58,7 @@ def test_resnet50_trains_at_any_size_on_generated_pictures():
         if name in ("SGD momentum fused", "Madam 12-bit"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zero biases on a ladder
-                assert pictures_a_second(recipe, CPU, 1, RandomPictures(CPU, 2, 32, 1000, tiny)) > 0
+                assert Training(recipe, CPU, RandomPictures(CPU, 2, 32, 1000, tiny)).pictures_a_second(1) > 0
 
 
 def test_a_monitor_takes_the_time_that_a_look_takes_longer(monkeypatch):
@@ -69,7 +69,8 @@ def test_a_monitor_takes_the_time_that_a_look_takes_longer(monkeypatch):
     monkeypatch.setattr("benchmarks.training.step_looked_at", look)
     tiny = lambda classes: ResNet50(classes, width=2, stages=(1, 1, 1, 1))  # noqa: E731
     recipe = imagenet.kinds()["SGD momentum fused"]
-    once, seldom = (monitor_share(recipe, CPU, 1, every, RandomPictures(CPU, 2, 32, 10, tiny)) for every in (1, 1000))
+    run = Training(recipe, CPU, RandomPictures(CPU, 2, 32, 10, tiny))
+    once, seldom = (run.monitor_share(1, every) for every in (1, 1000))
     assert once > 0.1  # a step takes less than three seconds
     assert 0 < seldom < once / 10
 

@@ -56,11 +56,13 @@ RULE = {
 
 
 @pytest.mark.parametrize("eight", [False, True])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "paper12", "signed8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "paper12", "signed8", "large paper12", "large signed8"])
 def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight, monkeypatch, tmp_path):
     from torchmadam.kernels import launch
     from torchmadam.ladder.layout import CodeLayout
 
+    if kind.startswith("large"):
+        monkeypatch.setattr(launch, "SMALL", 0)
     found = []
     monkeypatch.setattr(launch.Launches, "__call__", lambda self, lr: found.extend(self._all))
     shapes = [(64, 64), (40, 27)]  # whose rows end on bytes, or within
@@ -75,7 +77,7 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
             weights, weights, moments, exponents, scalars, scalars, counts, crossings=[0.0, 1.0], bound=3.0, **RULE
         )  # fmt: skip
     else:
-        codings = [CodeLayout.contiguous(LadderFormat.preset(kind), s) for s in shapes]
+        codings = [CodeLayout.contiguous(LadderFormat.preset(kind.removeprefix("large ")), s) for s in shapes]
         planes = [[torch.zeros(s, dtype=torch.uint8) for s in c.plane_shapes] for c in codings]
         groups = [moment8.count_groups(s) for s in shapes]
         exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
@@ -84,10 +86,12 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
     steps = [one for one in found if "EIGHT" in one.arguments]
     assert len(found) == len(steps) + 1  # the clock
     assert len(steps) == (1 if kind in ("float32", "bfloat16") else 2)
+    assert any(one.arguments.get("EVEN") for one in steps) == kind.startswith("large")
     for one in found:
         code = launched(one, tmp_path)
         if one.arguments.get("EIGHT") and one.arguments.get("FLAT", True):
-            assert "REDUX" in code  # the largest of a group: one instruction of a warp
+            assert "REDUX" in code  # one instruction of a warp
+            assert kind in ("float32", "bfloat16") or "LDS" not in code  # nothing goes from thread to thread
 
 
 @pytest.mark.parametrize("bits", [3, 8, 12])
@@ -102,7 +106,7 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
 
     arguments = launch._ladder_arguments(CodeLayout.contiguous(LadderFormat.signed(bits, 1.0), (8, 8)))
     del arguments["TOP"]
-    constants = {**arguments, "FLAT": flat, "INDEX": tl.int32, "BLOCK": 512}
+    constants = {**arguments, "RAW": False, "FLAT": flat, "INDEX": tl.int32, "BLOCK": 512}
     pointers = dict.fromkeys(("signs", "plane0", "plane1", "plane2", "plane3"), "*u8")
     integers = {"rows": "i32", "columns": "i32", "first": "i32", "sign_key": "i64"}
     types = {"out": "*fp32", "limit": "*fp32", **pointers, **integers}

@@ -29,6 +29,6 @@ def _short_spans(monkeypatch):
     if INTERPRETED:
         from torchmadam.kernels import launch
 
-        for name, blocks in {"SMALL_SPAN": 2, "SMALL_CODED_SPAN": 1024, "SPAN": 3, "CODED_SPAN": 1536}.items():
+        for name, blocks in {"SPAN": 2, "SMALL_CODED_SPAN": 1024, "CODED_SPAN": 3072}.items():
             monkeypatch.setattr(launch, name, blocks)
         monkeypatch.setattr(launch, "CODED_LINE", 512)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 WHOLE = tl.constexpr(0x4B400000)  # the bits of 1.5 x 2^23, to which a whole number was added
+DOUBTFUL = tl.constexpr(0x3EFFFFCD)  # the bits of .4999985: half, less what rounding and the bits left out can do
 
 
 @triton.jit
@@ -160,15 +161,16 @@ def fast_move(grad, square, moment, factor, share, rate, HAS_MOMENT: tl.constexp
 
 @triton.jit
 def fast_rounded(x, bits, NEGATE: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """What :func:`rounded` makes of 2^15 x or -2^15 x, plus WHOLE; and a doubt: above .4999992 x is too inexact."""
+    """What :func:`rounded` makes of 2^15 x or -2^15 x, plus WHOLE; and a doubt: above DOUBTFUL x is too inexact."""
     FACTOR: tl.constexpr = -32768.0 if NEGATE else 32768.0
+    WHOLES: tl.constexpr = 12582907.0 if STOCHASTIC else 12582912.0
     if STOCHASTIC:
-        # 1.5 comes off again here: 1 for the exponent that makes the bits a number in [1, 2), and .5 to round down.
-        y = tl.fma(x, FACTOR, ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.5)
+        # 21 of the bits as a number between 4.5 and 5.5, which 5 less makes of a rounding to nearest.
+        y = tl.fma(x, FACTOR, ((bits >> 11) + 0x40900000).to(tl.float32, bitcast=True))
     else:
         y = x * FACTOR
-    shifted = y + 12582912.0
-    doubt = tl.fma(tl.abs(x), 0.03125, tl.abs(y - (shifted - 12582912.0)))
+    shifted = y + WHOLES
+    doubt = tl.fma(tl.abs(x), 0.03125, tl.abs(y - (shifted - WHOLES)))
     return shifted.to(tl.int32, bitcast=True), doubt
 
 

@@ -16,17 +16,17 @@ from torchmadam.kernels import step_coded, step_float, tables
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
-# Blocks that a program of a step works through: of large steps, and of small ones, which would end with most of a GPU
-# waiting for a few programs. All were the fastest of those tried on an H200.
-SPAN, SMALL_SPAN = 8, 2
-SMALL = 2**26  # elements
+SPAN = 8  # blocks that a program of a step works through; both were the fastest of those tried on an H200
 FLOAT_OPTIONS = {"num_warps": 4}
 # A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
-CODED_SPAN, SMALL_CODED_SPAN = 8192, 1024  # elements
+# Elements that it works through: of small steps few, or most of a GPU would wait for some programs in the end.
+CODED_SPAN, SMALL_CODED_SPAN, SMALL = 8192, 1024, 2**26
 # Its arithmetic for blocks in doubt would take registers from all, and leave room for fewer programs at a time.
 CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
+# Kinds of matrices: one long row that ends with a block; one long row; rows that end within a byte.
+_EVEN, _FLAT, _ROWS = range(3)
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
 EXACT = {"enable_fp_fusion": False}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -117,8 +117,7 @@ def float_step(
     launches = Launches(device)
     table, clock = _table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS)
-    span = SPAN if sum(p.numel() for p in params) > SMALL else SMALL_SPAN
-    blocks = _blocks(tuple(-(-p.numel() // (span * BLOCK)) for p in params), device)
+    blocks = _blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
         {
@@ -131,7 +130,7 @@ def float_step(
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
             "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
-            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span,
+            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": SPAN,
         },
         unit=1.0,
     ))  # fmt: skip
@@ -148,14 +147,20 @@ def coded_step(
 ) -> Launches | None:  # fmt: skip
     """update.madam_coded_ in one launch, or two if some matrices have rows that end within a byte.
 
+    Large steps have one more, for all matrices that end with a block, which takes no masks.
+
     All tensors are of one ladder, one kind of signs and one gradient dtype. Returns what :func:`float_step` does.
     """
     held = moments or steps
     laid_out = [coding.matrix(grad).contiguous() for coding, grad in zip(codings, grads, strict=True)]
     rows = []
-    # Tensors whose rows end on bytes come first: each kind has a kernel of its own, but one table serves both.
-    order = sorted(range(len(codings)), key=lambda i: not _is_flat(codings[i]))
-    for i in order:
+    # Each kind of matrix has a kernel of its own, but one table serves all.
+    large = sum(coding.numel for coding in codings) > SMALL
+    block, _ = _coded_block(codings[0], flat=True, all_narrow=bool(exponents))
+    kinds = [
+        _EVEN if large and c.numel % block == 0 and _is_flat(c) else _FLAT if _is_flat(c) else _ROWS for c in codings
+    ]
+    for i in sorted(range(len(codings)), key=kinds.__getitem__):
         own, coding = planes[i], codings[i]
         in_plane = coding.signs == PLANE and not coding.format.is_signed
         k_planes = own[:-1] if in_plane else own
@@ -167,7 +172,6 @@ def coded_step(
                 *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)), coding.first,
             ]
         )  # fmt: skip
-    flats = sum(_is_flat(coding) for coding in codings)
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
     table, clock = _table(rows, device)
@@ -175,14 +179,14 @@ def coded_step(
     wide = [tables.GRAD, tables.MOMENT, *range(tables.PLANES, tables.CODED_FIRST)]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
-    for flat, kind in ((True, slice(0, flats)), (False, slice(flats, None))):
-        if not rows[kind]:
-            continue
-        lanes = _lanes(codings[0], flat, bool(exponents))
-        block, warps = _coded_block(min(_code_widths(codings[0])), lanes)
-        counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows[kind]]
+    for kind in sorted(set(kinds)):
+        first = sum(own < kind for own in kinds)
+        rows_of_kind, flat = rows[first : first + kinds.count(kind)], kind != _ROWS
+        block, lanes = _coded_block(codings[0], flat=flat, all_narrow=bool(exponents))
+        warps = -(-block // (32 * 8))
+        counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows_of_kind]
         span = max(1, (CODED_SPAN if sum(counts) * block > SMALL else SMALL_CODED_SPAN) // block)
-        blocks = _blocks(tuple(-(-count // span) for count in counts), device, kind.start)
+        blocks = _blocks(tuple(-(-count // span) for count in counts), device, first)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
             {
@@ -193,7 +197,7 @@ def coded_step(
                 "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
                 "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
-                "LANES": lanes, "ALIGNED": _aligned(rows[kind], wide),
+                "EVEN": kind == _EVEN, "LANES": lanes, "ALIGNED": _aligned(rows_of_kind, wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
                 "FIELDS": tables.CODED_COLUMNS,
                 "BLOCK": block, "SPAN": span,
@@ -256,15 +260,14 @@ def _is_flat(coding: CodeLayout) -> bool:
     return coding.columns % 8 == 0
 
 
-def _lanes(coding: CodeLayout, flat: bool, all_narrow: bool) -> int:
-    """Elements of a group: eight; where some take 4 bytes, four, if those fill bytes: a load has at most 16 bytes."""
-    return 4 if flat and not all_narrow and min(_code_widths(coding)) > 1 else 8
+def _coded_block(coding: CodeLayout, *, flat: bool, all_narrow: bool) -> tuple[int, int]:
+    """Elements that a program steps at a time; and those of a group, eight.
 
-
-def _coded_block(narrowest: int, lanes: int) -> tuple[int, int]:
-    """Elements that a program steps at a time, four or eight a thread, and its warps."""
-    block = max(32 * lanes, 8 * CODED_LINE // narrowest)
-    return block, -(-block // (32 * 8))
+    Where some take 4 bytes, a group is four, if those fill bytes: a load has at most 16 bytes.
+    """
+    narrowest = min(_code_widths(coding))
+    lanes = 4 if flat and not all_narrow and narrowest > 1 else 8
+    return max(32 * lanes, 8 * CODED_LINE // narrowest), lanes
 
 
 def _count_blocks(rows: int, columns: int, block: int) -> int:

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from torchmadam.kernels.planes import fetch
+
 
 @triton.jit
 def group_of_rows(first, COUNT: tl.constexpr, ROWS: tl.constexpr):
@@ -11,10 +13,10 @@ def group_of_rows(first, COUNT: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_exponents(at, first, end, COUNT: tl.constexpr, ROWS: tl.constexpr):
+def load_exponents(at, first, end, COUNT: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr = False):
     """The exponents of a tile's rows; there are no groups from ``end`` on."""
     group = group_of_rows(first, COUNT, ROWS)
-    return tl.load(at + group, group < end, other=0)
+    return fetch(at + group, group < end, EVEN)
 
 
 @triton.jit

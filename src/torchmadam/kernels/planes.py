@@ -9,9 +9,27 @@ import triton.language as tl
 
 
 @triton.jit
+def fetch(at, mask, EVEN: tl.constexpr):
+    """Load; EVEN: nothing lies outside, so that no mask is needed."""
+    if EVEN:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask, other=0)
+
+
+@triton.jit
+def put(at, values, mask, EVEN: tl.constexpr):
+    """Store, likewise."""
+    if EVEN:
+        tl.store(at, values)
+    else:
+        tl.store(at, values, mask)
+
+
+@triton.jit
 def load_words(
     at, start, row, group, bytes_per_row, mask, FLAT: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
-    LANES: tl.constexpr,
+    LANES: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """What one plane of WIDTH bits holds of some groups, still packed, a row a group.
 
@@ -22,18 +40,18 @@ def load_words(
     UNIT: tl.constexpr = 8 if not WIDE or BITS < 8 else 32 if BITS > 32 else BITS
     if BITS < 8:  # two groups share a byte
         place = group // 2 if FLAT else row * bytes_per_row + group // 2
-        words = tl.load(at + (start // 8 * WIDTH + place), mask, other=0)
+        words = fetch(at + (start // 8 * WIDTH + place), mask, EVEN)
     else:
         COUNT: tl.constexpr = BITS // UNIT
         word = tl.arange(0, COUNT)[None, :]
         if UNIT > 8:
             TYPE: tl.constexpr = tl.uint32 if UNIT == 32 else tl.uint16
             place = start // UNIT * WIDTH + group * COUNT + word
-            words = tl.load(at.to(tl.pointer_type(TYPE)) + place, mask, other=0)
+            words = fetch(at.to(tl.pointer_type(TYPE)) + place, mask, EVEN)
         else:
             place = group * COUNT if FLAT else row * bytes_per_row + group * COUNT
             inside = mask if FLAT else mask & (group * COUNT + word < bytes_per_row)
-            words = tl.load(at + (start // 8 * WIDTH + place + word), inside, other=0)
+            words = fetch(at + (start // 8 * WIDTH + place + word), inside, EVEN)
     return words.to(tl.int32)
 
 
@@ -76,7 +94,7 @@ def load_plane(
 @triton.jit
 def store_plane(
     at, start, row, group, bytes_per_row, mask, values, FLAT: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """Put a ROWS x LANES matrix of integers into one plane; the inverse of :func:`load_plane`."""
     EACH: tl.constexpr = 8 // WIDTH
@@ -88,7 +106,7 @@ def store_plane(
     if EACH > 1:
         shifts = tl.arange(0, EACH)[None, None, :] * WIDTH
         values = tl.sum(tl.reshape(values, [ROWS, BYTES, EACH]) << shifts, 2)
-    tl.store(at + (start // 8 * WIDTH + place + byte), values.to(tl.uint8), inside)
+    put(at + (start // 8 * WIDTH + place + byte), values.to(tl.uint8), inside, EVEN)
 
 
 @triton.jit

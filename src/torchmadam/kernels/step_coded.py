@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from torchmadam.kernels.arithmetic import (
+    DOUBTFUL,
     WHOLE,
     direction,
     fast_constants,
@@ -16,7 +17,7 @@ from torchmadam.kernels.arithmetic import (
     shared_bits,
 )
 from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
-from torchmadam.kernels.planes import groups_of, load_words, raised, store_plane, unpacked
+from torchmadam.kernels.planes import fetch, groups_of, load_words, put, raised, store_plane, unpacked
 from torchmadam.kernels.tables import address, count_bad, read_clock
 
 
@@ -50,17 +51,17 @@ def directed(
 @triton.jit
 def load_code(
     plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0: tl.constexpr, W1: tl.constexpr,
-    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The words of k's planes; of a plane that is not there, those of the first."""
-    words0 = load_words(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, WIDE, W0, LANES)
+    words0 = load_words(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, WIDE, W0, LANES, EVEN)
     words1, words2, words3 = words0, words0, words0
     if W1 > 0:
-        words1 = load_words(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, WIDE, W1, LANES)
+        words1 = load_words(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, WIDE, W1, LANES, EVEN)
     if W2 > 0:
-        words2 = load_words(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, WIDE, W2, LANES)
+        words2 = load_words(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, WIDE, W2, LANES, EVEN)
     if W3 > 0:
-        words3 = load_words(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, WIDE, W3, LANES)
+        words3 = load_words(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, WIDE, W3, LANES, EVEN)
     return words0, words1, words2, words3
 
 
@@ -83,15 +84,15 @@ def code_of(
 @triton.jit
 def load_held(
     at, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr,
-    FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
+    FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The second moment: floats, words of codes, or just anything if there is none."""
     if not HAS_MOMENT:
         held = grad.to(tl.float32)
     elif WIDE and EIGHT:
-        held = load_words(at, start, row, group, columns, whole, FLAT, WIDE, 8, LANES)
+        held = load_words(at, start, row, group, columns, whole, FLAT, WIDE, 8, LANES, EVEN)
     else:
-        held = tl.load(at + (start + element), mask, other=0)
+        held = fetch(at + (start + element), mask, EVEN)
         held = held.to(tl.int32) if EIGHT else held
     return held
 
@@ -100,19 +101,20 @@ def load_held(
 def store_code(
     plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0: tl.constexpr, W1: tl.constexpr,
     W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """K, spread over its planes."""
     part = k >> (W1 + W2 + W3)
-    store_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS)
+    store_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS, EVEN)
     if W1 > 0:
         part = (k >> (W2 + W3)) & ((1 << W1) - 1)
-        store_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, part, FLAT, W1, LANES, GROUPS)
+        store_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, part, FLAT, W1, LANES, GROUPS, EVEN)
     if W2 > 0:
         part = (k >> W3) & ((1 << W2) - 1)
-        store_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, part, FLAT, W2, LANES, GROUPS)
+        store_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, part, FLAT, W2, LANES, GROUPS, EVEN)
     if W3 > 0:
         part = k & ((1 << W3) - 1)
-        store_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, part, FLAT, W3, LANES, GROUPS)
+        store_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, part, FLAT, W3, LANES, GROUPS, EVEN)
 
 
 @triton.jit
@@ -121,12 +123,13 @@ def coded_kernel(
     G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr, DECAYS: tl.constexpr,
     MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr,
     TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
-    FLAT: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr,
-    BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    FLAT: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """update.madam_coded_ on SPAN blocks of a matrix of codes. SIGN_MODE: 0 all positive, 1 a plane, 2 from a seed.
+    """update.madam_coded_ on up to SPAN blocks of a matrix of codes.
 
-    EIGHT: the second moment is codes as well.
+    SIGN_MODE: all weights are positive (0), or signs are in a plane (1) or come from a seed (2). EIGHT: the second
+    moment is codes as well. EVEN: all matrices are FLAT and end with a block.
 
     A block is loaded while the one before it is worked on.
     """
@@ -163,21 +166,23 @@ def coded_kernel(
     )
 
     start, row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
-    grad = tl.load(gradients + (start + element), mask, other=0.0)
+    grad = fetch(gradients + (start + element), mask, EVEN)
     held = load_held(
-        moments, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT, EIGHT, FLAT, WIDE, LANES
+        moments, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT, EIGHT, FLAT, WIDE, LANES, EVEN
     )
     exponents = tl.zeros([GROUPS, 1], tl.int32)
     if EIGHT:
-        exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS).to(tl.int32)
+        exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS, EVEN).to(tl.int32)
     words0, words1, words2, words3 = load_code(
-        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, WIDE, LANES
+        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, WIDE, LANES, EVEN
     )  # fmt: skip
     bytes_per_row = (columns + 7) // 8
     sign_words = words0
     if SIGN_MODE == 1:
-        sign_words = load_words(signs, start, row, group, bytes_per_row, whole, FLAT, WIDE, 1, LANES)
-    for turn in range(SPAN):
+        sign_words = load_words(signs, start, row, group, bytes_per_row, whole, FLAT, WIDE, 1, LANES, EVEN)
+    groups = rows * ((columns + LANES - 1) // LANES)
+    turn, turns = first * 0, tl.minimum(((groups + GROUPS - 1) // GROUPS).to(tl.int32) - first, SPAN)
+    while turn < turns:
         start, row, group, whole, element, mask = groups_of(first + turn, rows, columns, FLAT, INDEX, LANES, GROUPS)
         position = (begin + start) + element
         negative = element  # below zero if the weight is
@@ -185,28 +190,30 @@ def coded_kernel(
             negative = raised(sign_words, group, LANES)
         if SIGN_MODE == 2:
             negative = random_bits(position, sign_low, sign_high).to(tl.int32, bitcast=True)
+        # After the last block, the last again.
+        ahead_by = tl.minimum(turn + 1, turns - 1) if EVEN else turn + 1
         next_start, next_row, next_group, next_whole, ahead, inside = groups_of(
-            first + turn + 1, rows, columns, FLAT, INDEX, LANES, GROUPS
+            first + ahead_by, rows, columns, FLAT, INDEX, LANES, GROUPS
         )
-        inside, next_whole = inside & (turn + 1 < SPAN), next_whole & (turn + 1 < SPAN)
-        next_grad = tl.load(gradients + (next_start + ahead), inside, other=0.0)
+        inside, next_whole = inside & (turn + 1 < turns), next_whole & (turn + 1 < turns)
+        next_grad = fetch(gradients + (next_start + ahead), inside, EVEN)
         next_held = load_held(
             moments, next_start, next_row, next_group, ahead, columns, next_whole, inside, next_grad, HAS_MOMENT, EIGHT,
-            FLAT, WIDE, LANES,
+            FLAT, WIDE, LANES, EVEN,
         )  # fmt: skip
         next_exponents = exponents
         if EIGHT:
             next_exponents = load_exponents(
-                exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
+                exponents_at, (first + ahead_by) * EXPONENTS, exponents_end, EXPONENTS, GROUPS, EVEN
             ).to(tl.int32)
         next0, next1, next2, next3 = load_code(
             plane0, plane1, plane2, plane3, next_start, next_row, next_group, columns, next_whole, W0, W1, W2, W3,
-            FLAT, WIDE, LANES,
+            FLAT, WIDE, LANES, EVEN,
         )  # fmt: skip
         next_signs = next0
         if SIGN_MODE == 1:
             next_signs = load_words(
-                signs, next_start, next_row, next_group, bytes_per_row, next_whole, FLAT, WIDE, 1, LANES
+                signs, next_start, next_row, next_group, bytes_per_row, next_whole, FLAT, WIDE, 1, LANES, EVEN
             )
 
         k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS)
@@ -235,7 +242,7 @@ def coded_kernel(
             size = tl.max(largest.to(tl.uint32, bitcast=True), 0)
         else:
             size = tl.max(tl.max(moment.to(tl.uint32, bitcast=True), 1), 0)
-        doubtful = tl.max(tl.max(doubt.to(tl.int32, bitcast=True), 1), 0) > 0x3EFFFFE5
+        doubtful = tl.max(tl.max(doubt.to(tl.int32, bitcast=True), 1), 0) > DOUBTFUL
         doubtful = doubtful | (size > most_moment)
         if EIGHT:
             if tl.min(tl.min(exponents, 1), 0) < least_exponent:
@@ -254,15 +261,17 @@ def coded_kernel(
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
             packed, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
-            tl.store(moments + (start + element), packed, mask)
+            put(moments + (start + element), packed, mask, EVEN)
             store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS)
         elif HAS_MOMENT:
-            tl.store(moments + (start + element), moment, mask)
+            put(moments + (start + element), moment, mask, EVEN)
         k = tl.minimum(tl.maximum(k + by, WHOLE), WHOLE + LAST) - WHOLE
         if not FLAT:
             k = tl.where(mask, k, 0)  # bits between the end of a row and that of its last byte
         store_code(
-            plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS
+            plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS,
+            EVEN,
         )  # fmt: skip
         grad, held, exponents = next_grad, next_held, next_exponents
         words0, words1, words2, words3, sign_words = next0, next1, next2, next3, next_signs
+        turn += 1
