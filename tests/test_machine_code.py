@@ -62,7 +62,7 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
     from torchmadam.ladder.layout import CodeLayout
 
     if kind.startswith("large"):
-        monkeypatch.setattr(launch, "SMALL", 0)
+        monkeypatch.setattr(launch, "LARGE", 0)
     found = []
     monkeypatch.setattr(launch.Launches, "__call__", lambda self, lr: found.extend(self._all))
     shapes = [(64, 64), (40, 27)]  # whose rows end on bytes, or within

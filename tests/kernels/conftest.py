@@ -24,11 +24,11 @@ def device():
 
 
 @pytest.fixture(autouse=True)
-def _short_spans(monkeypatch):
-    """The interpreter takes its time over blocks that are masked out; two are enough to load one ahead."""
-    if INTERPRETED:
-        from torchmadam.kernels import launch
+def _spans(monkeypatch):
+    """Programs of several blocks, which these tensors are too small for; of few, because the interpreter is slow."""
+    from torchmadam.kernels import launch
 
-        for name, blocks in {"SPAN": 2, "SMALL_CODED_SPAN": 1024, "CODED_SPAN": 3072}.items():
-            monkeypatch.setattr(launch, name, blocks)
-        monkeypatch.setattr(launch, "CODED_LINE", 512)
+    monkeypatch.setattr(launch, "CODED_PROGRAMS", 1)
+    if INTERPRETED:
+        for name, size in {"SPAN": 2, "CODED_SPAN": 2048, "CODED_LINE": 512}.items():
+            monkeypatch.setattr(launch, name, size)

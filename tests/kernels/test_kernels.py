@@ -211,10 +211,11 @@ def test_coded_steps_give_exactly_the_codes_of_the_reference(name, signs, roundi
                 assert torch.equal(plane, other.cpu()), (t, shape)
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize(("name", "moment"), [("paper12", "8bit"), ("signed8", True)])
-def test_coded_steps_are_the_same_in_the_long_spans_of_large_ones(name, moment, device, monkeypatch):
-    """And without masks, for tensors that end with a block."""
-    monkeypatch.setattr(launch, "SMALL", 0)
+def test_large_and_small_steps_give_exactly_the_codes_of_the_reference(name, moment, large, device, monkeypatch):
+    """Without masks, for tensors that end with a block; and with programs of a single block."""
+    monkeypatch.setattr(launch, *(("LARGE", 0) if large else ("CODED_PROGRAMS", 40_000)))
     changes = {"moment": moment, "grad": torch.bfloat16}
     test_coded_steps_give_exactly_the_codes_of_the_reference(name, "plane", "stochastic", changes, device)
 

@@ -21,8 +21,9 @@ FLOAT_OPTIONS = {"num_warps": 4}
 # A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
-# Elements that it works through: of small steps few, or most of a GPU would wait for some programs in the end.
-CODED_SPAN, SMALL_CODED_SPAN, SMALL = 8192, 1024, 2**26
+CODED_SPAN = 8192  # elements that it works through; fewer, if else there were fewer programs than this:
+CODED_PROGRAMS = 40_000
+LARGE = 2**26  # elements of a step in which a launch more does not matter
 # Its arithmetic for blocks in doubt would take registers from all, and leave room for fewer programs at a time.
 CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
 # Kinds of matrices: one long row that ends with a block; one long row; rows that end within a byte.
@@ -155,7 +156,7 @@ def coded_step(
     laid_out = [coding.matrix(grad).contiguous() for coding, grad in zip(codings, grads, strict=True)]
     rows = []
     # Each kind of matrix has a kernel of its own, but one table serves all.
-    large = sum(coding.numel for coding in codings) > SMALL
+    large = sum(coding.numel for coding in codings) > LARGE
     block, _ = _coded_block(codings[0], flat=True, all_narrow=bool(exponents))
     kinds = [
         _EVEN if large and c.numel % block == 0 and _is_flat(c) else _FLAT if _is_flat(c) else _ROWS for c in codings
@@ -185,7 +186,7 @@ def coded_step(
         block, lanes = _coded_block(codings[0], flat=flat, all_narrow=bool(exponents))
         warps = -(-block // (32 * 8))
         counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows_of_kind]
-        span = max(1, (CODED_SPAN if sum(counts) * block > SMALL else SMALL_CODED_SPAN) // block)
+        span = _span(sum(counts), block)
         blocks = _blocks(tuple(-(-count // span) for count in counts), device, first)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
@@ -268,6 +269,12 @@ def _coded_block(coding: CodeLayout, *, flat: bool, all_narrow: bool) -> tuple[i
     narrowest = min(_code_widths(coding))
     lanes = 4 if flat and not all_narrow and narrowest > 1 else 8
     return max(32 * lanes, 8 * CODED_LINE // narrowest), lanes
+
+
+def _span(count: int, block: int) -> int:
+    """Blocks that a program works through, of so many: a power of two, so that few kernels are compiled."""
+    fair = min(CODED_SPAN // block, count // CODED_PROGRAMS)
+    return 1 << max(0, fair.bit_length() - 1)
 
 
 def _count_blocks(rows: int, columns: int, block: int) -> int:
