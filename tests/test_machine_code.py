@@ -96,7 +96,8 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
 
 @pytest.mark.parametrize("bits", [3, 8, 12])
 @pytest.mark.parametrize("flat", [True, False])
-def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(bits, flat, tmp_path):
+@pytest.mark.parametrize("narrow", [True, False])
+def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(bits, flat, narrow, tmp_path):
     """With the code of zero as a constant it did, and ptxas 12.8 subtracted from some weights not at all."""
     import triton.language as tl
 
@@ -106,10 +107,10 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
 
     arguments = launch._ladder_arguments(CodeLayout.contiguous(LadderFormat.signed(bits, 1.0), (8, 8)))
     del arguments["TOP"]
-    constants = {**arguments, "RAW": False, "FLAT": flat, "INDEX": tl.int32, "BLOCK": 512}
+    constants = {**arguments, "RAW": False, "NARROW": narrow, "FLAT": flat, "INDEX": tl.int32, "BLOCK": 1024}
     pointers = dict.fromkeys(("signs", "plane0", "plane1", "plane2", "plane3"), "*u8")
     integers = {"rows": "i32", "columns": "i32", "first": "i32", "sign_key": "i64"}
-    types = {"out": "*fp32", "limit": "*fp32", **pointers, **integers}
+    types = {"out": "*bf16" if narrow else "*fp32", "limit": "*fp32", **pointers, **integers}
     signature = {n: "constexpr" if n in constants else types.get(n, "fp32") for n in decode_kernel.arg_names}
     code = machine_code(decode_kernel, signature, constants, tmp_path)
     assert "MUFU.EX2" in code

@@ -11,11 +11,12 @@ from torchmadam.kernels.planes import groups_of, load_plane
 def decode_kernel(
     out, limit, signs, plane0, plane1, plane2, plane3, rows, columns, first, spacing, crossing, middle, sign_key,
     SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
-    W2: tl.constexpr, W3: tl.constexpr, RAW: tl.constexpr, FLAT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, RAW: tl.constexpr, NARROW: tl.constexpr, FLAT: tl.constexpr,
+    INDEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of a matrix of codes; ``first`` is the position of the first of them in the whole, which keys the signs.
 
-    RAW: the codes themselves, as CodeLayout.unpack gives them.
+    RAW: the codes themselves, as CodeLayout.unpack gives them. NARROW: floats of 16 bits, so that 16 are enough.
     """
     GROUPS: tl.constexpr = BLOCK // 8
     # Numbers given by Python may be constants to the compiler; adding them to a zero makes them values.
@@ -41,9 +42,17 @@ def decode_kernel(
     elif SIGNED:
         # ``middle``, the code of zero, is no constant: LLVM would narrow the subtraction to 16-bit integers, two to a
         # register, and ptxas 12.8 then subtracts from some of them not at all, and from others twice.
-        value = sinh((k.to(tl.float32) - middle) * spacing) * (tl.load(limit) * crossing)
+        rungs = k.to(tl.float32) - middle
+        if NARROW:  # next to zero the difference loses bits, but the nearest rung is not that near
+            x = rungs * (spacing * 1.4426950408889634)
+            value = (tl.exp2(x) - tl.exp2(-x)) * (0.5 * tl.load(limit) * crossing)
+        else:
+            value = sinh(rungs * spacing) * (tl.load(limit) * crossing)
     else:
-        value = tl.exp(k.to(tl.float32) * -spacing) * tl.load(limit)
+        if NARROW:
+            value = tl.exp2(k.to(tl.float32) * (spacing * -1.4426950408889634)) * tl.load(limit)
+        else:
+            value = tl.exp(k.to(tl.float32) * -spacing) * tl.load(limit)
         if SIGN_MODE > 0:
             value = tl.where(negative > 0, -value, value)
     tl.store(out + start + element, value.to(out.dtype.element_ty), mask)

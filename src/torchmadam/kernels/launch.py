@@ -18,6 +18,7 @@ from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 BLOCK = 512  # elements that a program works on at a time
 SPAN = 8  # blocks that a program of a step works through; both were the fastest of those tried on an H200
 FLOAT_OPTIONS = {"num_warps": 4}
+DECODED_BLOCK = 1024  # eight for each thread of four warps
 # A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
@@ -235,10 +236,10 @@ def _decoded(
     k_planes = used[: sum(arguments[f"W{i}"] > 0 for i in range(4))]
     padded = k_planes + [out] * (4 - len(k_planes))
     with _on(out.device):
-        decoding.decode_kernel[(_count_blocks(rows, coding.columns, BLOCK),)](
+        decoding.decode_kernel[(_count_blocks(rows, coding.columns, DECODED_BLOCK),)](
             out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
-            coding.format.crossing, float(coding.format.top), coding.sign_key, RAW=raw, FLAT=_is_flat(coding),
-            INDEX=_index_type(coding.numel), BLOCK=BLOCK, num_warps=4, **arguments,
+            coding.format.crossing, float(coding.format.top), coding.sign_key, RAW=raw, NARROW=dtype.itemsize == 2,
+            FLAT=_is_flat(coding), INDEX=_index_type(coding.numel), BLOCK=DECODED_BLOCK, num_warps=4, **arguments,
         )  # fmt: skip
     return out
 
