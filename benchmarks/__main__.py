@@ -45,6 +45,7 @@ def main() -> None:
             result["training"][name] = run.pictures_a_second(steps)
             if recipe.optimiser == "madam":
                 result["monitor"][name] = run.monitor_share(steps)
+            del run  # its network, before there is another
         print(json.dumps(result["training"]))
         print(f"a TrustMonitor every 100 steps, of training time: {json.dumps(result['monitor'])}", flush=True)
     if "steps" in options.parts:

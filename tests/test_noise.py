@@ -74,7 +74,7 @@ def test_every_bit_is_fair_and_independent_of_its_neighbours_in_place_and_time()
         assert (signs[0] * other).mean(1).abs().max() < tolerance
 
 
-def test_neighbours_that_share_a_word_round_independently():
+def test_any_two_neighbours_that_share_a_word_round_independently():
     """As numbers between 0 and 1 any two of eight, and any one at two steps, are uncorrelated; and so are roundings."""
     n = 1 << 18
     steps = [noise.shared_bits(torch.Size([n, 8]), noise.stream(0, 1), torch.tensor(float(t))) for t in (1, 2)]

@@ -43,9 +43,10 @@ def random_bits(shape: torch.Size, key: int, step: Tensor, first: int = 0) -> Te
 
 
 def shared_bits(shape: torch.Size, key: int, step: Tensor, first: int = 0) -> Tensor:
-    """:func:`random_bits`, an eighth as expensive: eight neighbours multiply one random word by numbers of their own.
+    """:func:`random_bits` for kernels, where eight neighbours multiply one random word by numbers of their own.
 
-    The upper bits are what to use: each element's are uniform, and any two elements' uncorrelated.
+    The upper bits are what to use: each element's are uniform, and any two elements' uncorrelated; three neighbours'
+    are not, since the numbers are evenly spaced.
     """
     low, high = halves(key, step)
     position = _positions(shape, step, first)

@@ -158,6 +158,9 @@ def madam_coded_(
         steps[i].add_(1)
         ladder = coding.format
         rate = lr / ladder.spacing
+        pull = (
+            torch.as_tensor(rate, dtype=torch.float32) * weight_decay if weight_decay else 0.0
+        )  # rounded as in kernels
         stochastic = (rounding or ladder.default_rounding) == "stochastic"
         correction = moment.correction(steps[i], beta=beta) if bias_correction else None
         gradient = coding.matrix(grads[i])
@@ -185,7 +188,7 @@ def madam_coded_(
             bits = noise.shared_bits(u.shape, streams[i], steps[i], place) if stochastic else None
             own_planes = [plane[rows] for plane in planes[i]]
             old = coding.unpack(own_planes, first)
-            codes = ladder.climbed(old, u, rate, rate * weight_decay, bits)
+            codes = ladder.climbed(old, u, rate, pull, bits)
             if usable is not None:
                 codes = torch.where(usable, codes, old)
             # The plane of signs comes last, and signs are frozen.

@@ -175,6 +175,8 @@ CASES = [
     ("signed8", "plane", "stochastic", {"moment": "8bit"}),
     ("paper10", "seed", "nearest", {"moment": "8bit"}),
     ("signed8", "plane", "stochastic", {"moment": "8bit", "beta": 0.0}),
+    ("paper12", "plane", "nearest", {"lr": 5e5}),  # moves that no integer has room for
+    ("paper12", "plane", "nearest", {"lr": 0.0017, "weight_decay": 0.5 / 1.7, "moment": False}),  # half a rung
     ("paper12", "plane", "stochastic", {"moment": "8bit", "beta": 0.3}),
 ]
 
@@ -211,11 +213,45 @@ def test_coded_steps_give_exactly_the_codes_of_the_reference(name, signs, roundi
                 assert torch.equal(plane, other.cpu()), (t, shape)
 
 
+def stepped_both_ways(grad, moment, exponents, device, step, **changes):
+    """The codes after one step, the reference's and the kernel's, from the middle of the paper's ladder."""
+    coding = CodeLayout.contiguous(LADDERS["paper12"], tuple(grad.shape))
+    codes = torch.full(grad.shape, 2048, dtype=torch.int32)
+    found = []
+    for step_, on in ((update.madam_coded_, "cpu"), (launch.coded_step, device)):
+        planes = [p.to(on) for p in coding.pack(codes)]
+        step_(
+            [planes], [coding], [grad.to(on)], [moment.clone().to(on)], [e.clone().to(on) for e in exponents],
+            [torch.tensor(step, device=on)], [torch.zeros((), dtype=torch.int64, device=on)], streams=[11],
+            **{**RULE, "rounding": "stochastic", **changes},
+        )  # fmt: skip
+        found.append(coding.unpack([p.cpu() for p in planes]))
+    return found
+
+
+def test_a_step_that_decay_cancels_is_as_exact_as_the_step_was_large(device):
+    grad = -torch.rand(64, 512, generator=torch.Generator().manual_seed(0)) - 0.5
+    changes = {"beta": 0.0, "lr": 10.0, "weight_decay": 1.0, "max_step": 1.0}
+    expected, found = stepped_both_ways(grad, torch.zeros_like(grad), [], device, 0.0, **changes)
+    assert torch.equal(expected, found)
+
+
+def test_tiny_gradients_are_clamped_exactly_where_an_8_bit_moment_is_larger(device):
+    grad = torch.empty(64, 1024).uniform_(1, 4, generator=torch.Generator().manual_seed(0)) * (1e-4 * 2.0**-62.5)
+    moment, exponents = torch.zeros(64, 1024, dtype=torch.uint8), torch.full((512,), 2, dtype=torch.uint8)
+    changes = {"lr": 2e-3, "max_step": 1e-4}
+    expected, found = stepped_both_ways(grad, moment, [exponents], device, 1e6, **changes)
+    assert torch.equal(expected, found)
+
+
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize(("name", "moment"), [("paper12", "8bit"), ("signed8", True)])
+@pytest.mark.parametrize(
+    ("name", "moment"), [("paper12", "8bit"), ("signed8", True), ("paper12", True), ("paper10", True)]
+)
 def test_large_and_small_steps_give_exactly_the_codes_of_the_reference(name, moment, large, device, monkeypatch):
     """Without masks, for tensors that end with a block; and with programs of a single block."""
     monkeypatch.setattr(launch, *(("LARGE", 0) if large else ("CODED_PROGRAMS", 40_000)))
+    monkeypatch.setattr(launch, "CODED_LINE", min(launch.CODED_LINE, 256))  # so that every ladder has several blocks
     changes = {"moment": moment, "grad": torch.bfloat16}
     test_coded_steps_give_exactly_the_codes_of_the_reference(name, "plane", "stochastic", changes, device)
 

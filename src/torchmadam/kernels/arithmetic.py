@@ -141,7 +141,7 @@ def fast_constants(inverse, rate, beta, fresh, max_step, HAS_MOMENT: tl.constexp
         most = tl.minimum(7.9e37, 7.9e37 / factor) / tl.maximum(share / fresh, 1.0)
         most = tl.minimum(most, fresh * 4.2e37)
         # By 2^40 and 2^-20, because small numbers may be taken for zero here.
-        moment = tl.maximum(1.7347234759768071e-18 / factor, 6.5e-27)
+        moment = tl.maximum(1.7347234759768071e-18 / factor, 6.5e-27 * tl.maximum(share, 1.0))
         # A moment is at least fresh times the square of the gradient; and beta times 2^(exponent - 127).
         least = tl.sqrt(moment / fresh) * 9.5367431640625e-07
         exponent = ((moment / beta).to(tl.int32, bitcast=True) >> 23) + (2 - 40)
@@ -160,8 +160,11 @@ def fast_move(grad, square, moment, factor, share, rate, HAS_MOMENT: tl.constexp
 
 
 @triton.jit
-def fast_rounded(x, bits, NEGATE: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """What :func:`rounded` makes of 2^15 x or -2^15 x, plus WHOLE; and a doubt: above DOUBTFUL x is too inexact."""
+def fast_rounded(x, lost, bits, NEGATE: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """What :func:`rounded` makes of 2^15 x or -2^15 x, plus WHOLE; and a doubt: above DOUBTFUL x is too inexact.
+
+    X has the error of :func:`fast_move`, a number that was larger than x by up to ``lost``.
+    """
     FACTOR: tl.constexpr = -32768.0 if NEGATE else 32768.0
     WHOLES: tl.constexpr = 12582907.0 if STOCHASTIC else 12582912.0
     if STOCHASTIC:
@@ -170,7 +173,7 @@ def fast_rounded(x, bits, NEGATE: tl.constexpr, STOCHASTIC: tl.constexpr):
     else:
         y = x * FACTOR
     shifted = y + WHOLES
-    doubt = tl.fma(tl.abs(x), 0.03125, tl.abs(y - (shifted - WHOLES)))
+    doubt = tl.fma(tl.abs(x) + lost, 0.03125, tl.abs(y - (shifted - WHOLES)))
     return shifted.to(tl.int32, bitcast=True), doubt
 
 

@@ -178,7 +178,7 @@ def coded_step(
     launches = Launches(device)
     table, clock = _table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.CODED_COLUMNS)
-    wide = [tables.GRAD, tables.MOMENT, *range(tables.PLANES, tables.CODED_FIRST)]
+    wide = [tables.GRAD, *([tables.MOMENT] if moments else []), *range(tables.PLANES, tables.CODED_FIRST)]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
     for kind in sorted(set(kinds)):

@@ -234,7 +234,8 @@ def coded_kernel(
         move = directed(
             move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, SIGN_MODE, DECAYS, False
         )
-        by, doubt = fast_rounded(move, bits, SIGNED, STOCHASTIC)
+        lost = rate * decay * 6.103515625e-05 if DECAYS else 0.0
+        by, doubt = fast_rounded(move, lost, bits, SIGNED, STOCHASTIC)
 
         largest = tl.zeros([EXPONENTS], tl.int32)
         if EIGHT:
@@ -255,7 +256,8 @@ def coded_kernel(
             moment = held
             u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
             exact = directed(u * rate, k, negative, rate * decay, spacing, middle, SIGNED, SIGN_MODE, DECAYS, True)
-            by = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0).to(tl.int32) + WHOLE
+            rungs = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0)
+            by = tl.minimum(tl.maximum(rungs, -1048576.0), 1048576.0).to(tl.int32) + WHOLE  # no ladder is as long
             count_bad(at + 4, mask & (usable == 0))
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
