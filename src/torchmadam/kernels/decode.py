@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from torchmadam.kernels.arithmetic import random_bits, random_key, sinh
-from torchmadam.kernels.planes import groups_of, load_plane
+from torchmadam.kernels.planes import code_of, groups_of, load_code, load_words, unpacked
 
 
 @triton.jit
@@ -24,16 +24,14 @@ def decode_kernel(
     rows, columns = (zero + rows).to(INDEX), (zero + columns).to(INDEX)
     block = tl.program_id(0).to(tl.int64)
     start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, 8, GROUPS)
-    k = load_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, W0, 8, GROUPS)
-    if W1 > 0:
-        k = (k << W1) | load_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, W1, 8, GROUPS)
-    if W2 > 0:
-        k = (k << W2) | load_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, W2, 8, GROUPS)
-    if W3 > 0:
-        k = (k << W3) | load_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, W3, 8, GROUPS)
+    words0, words1, words2, words3 = load_code(
+        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, False, 8, False
+    )  # fmt: skip
+    k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, False, 8, GROUPS)
     negative = k * 0
     if SIGN_MODE == 1:
-        negative = load_plane(signs, start, row, group, (columns + 7) // 8, whole, FLAT, 1, 8, GROUPS)
+        words = load_words(signs, start, row, group, (columns + 7) // 8, whole, FLAT, False, 1, 8)
+        negative = unpacked(words, group, False, 1, 8, GROUPS)
     if SIGN_MODE == 2:
         low, high = random_key(zero + sign_key, tl.zeros([], tl.float32))
         negative = (random_bits(element + (zero + first + start), low, high) >> 31).to(tl.int32)

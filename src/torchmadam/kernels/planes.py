@@ -26,6 +26,12 @@ def put(at, values, mask, EVEN: tl.constexpr):
         tl.store(at, values, mask)
 
 
+@triton.constexpr_function
+def unit(bits, wide):
+    """Bits of the words that a group is loaded in, which has so many in a plane."""
+    return min(bits, 32) if wide and bits >= 8 else 8
+
+
 @triton.jit
 def load_words(
     at, start, row, group, bytes_per_row, mask, FLAT: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
@@ -37,7 +43,7 @@ def load_words(
     for FLAT matrices that are aligned: in a loop, what waits to be worked on then takes few registers.
     """
     BITS: tl.constexpr = WIDTH * LANES
-    UNIT: tl.constexpr = 8 if not WIDE or BITS < 8 else 32 if BITS > 32 else BITS
+    UNIT: tl.constexpr = unit(BITS, WIDE)
     if BITS < 8:  # two groups share a byte
         place = group // 2 if FLAT else row * bytes_per_row + group // 2
         words = fetch(at + (start // 8 * WIDTH + place), mask, EVEN)
@@ -60,7 +66,7 @@ def unpacked(words, group, WIDE: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.co
     """The integers in words, as a ROWS x LANES matrix."""
     lane = tl.arange(0, LANES)[None, :]
     BITS: tl.constexpr = WIDTH * LANES
-    UNIT: tl.constexpr = 8 if not WIDE or BITS < 8 else 32 if BITS > 32 else BITS
+    UNIT: tl.constexpr = unit(BITS, WIDE)
     EACH: tl.constexpr = UNIT // WIDTH
     if EACH > LANES:
         values = (words >> ((group % 2).to(tl.int32) * LANES + lane)) & 1
@@ -82,21 +88,11 @@ def raised(words, group, LANES: tl.constexpr):
 
 
 @triton.jit
-def load_plane(
-    at, start, row, group, bytes_per_row, mask, FLAT: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """What one plane of WIDTH bits holds of ROWS groups, as a ROWS x LANES matrix of integers."""
-    words = load_words(at, start, row, group, bytes_per_row, mask, FLAT, False, WIDTH, LANES)
-    return unpacked(words, group, False, WIDTH, LANES, ROWS)
-
-
-@triton.jit
 def store_plane(
     at, start, row, group, bytes_per_row, mask, values, FLAT: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
-    """Put a ROWS x LANES matrix of integers into one plane; the inverse of :func:`load_plane`."""
+    """Put a ROWS x LANES matrix of integers into one plane; the inverse of :func:`unpacked`."""
     EACH: tl.constexpr = 8 // WIDTH
     BYTES: tl.constexpr = WIDTH * LANES // 8
     tl.static_assert(BYTES > 0, "groups that are stored fill whole bytes")
@@ -107,6 +103,59 @@ def store_plane(
         shifts = tl.arange(0, EACH)[None, None, :] * WIDTH
         values = tl.sum(tl.reshape(values, [ROWS, BYTES, EACH]) << shifts, 2)
     put(at + (start // 8 * WIDTH + place + byte), values.to(tl.uint8), inside, EVEN)
+
+
+@triton.jit
+def load_code(
+    plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0: tl.constexpr, W1: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The words of k's planes; of a plane that is not there, those of the first."""
+    words0 = load_words(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, WIDE, W0, LANES, EVEN)
+    words1, words2, words3 = words0, words0, words0
+    if W1 > 0:
+        words1 = load_words(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, WIDE, W1, LANES, EVEN)
+    if W2 > 0:
+        words2 = load_words(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, WIDE, W2, LANES, EVEN)
+    if W3 > 0:
+        words3 = load_words(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, WIDE, W3, LANES, EVEN)
+    return words0, words1, words2, words3
+
+
+@triton.jit
+def code_of(
+    words0, words1, words2, words3, group, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
+    WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """K, put together from the words of its planes."""
+    k = unpacked(words0, group, WIDE, W0, LANES, GROUPS)
+    if W1 > 0:
+        k = (k << W1) | unpacked(words1, group, WIDE, W1, LANES, GROUPS)
+    if W2 > 0:
+        k = (k << W2) | unpacked(words2, group, WIDE, W2, LANES, GROUPS)
+    if W3 > 0:
+        k = (k << W3) | unpacked(words3, group, WIDE, W3, LANES, GROUPS)
+    return k
+
+
+@triton.jit
+def store_code(
+    plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0: tl.constexpr, W1: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """K, spread over its planes."""
+    part = k >> (W1 + W2 + W3)
+    store_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS, EVEN)
+    if W1 > 0:
+        part = (k >> (W2 + W3)) & ((1 << W1) - 1)
+        store_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, part, FLAT, W1, LANES, GROUPS, EVEN)
+    if W2 > 0:
+        part = (k >> W3) & ((1 << W2) - 1)
+        store_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, part, FLAT, W2, LANES, GROUPS, EVEN)
+    if W3 > 0:
+        part = k & ((1 << W3) - 1)
+        store_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, part, FLAT, W3, LANES, GROUPS, EVEN)
 
 
 @triton.jit

@@ -17,7 +17,17 @@ from torchmadam.kernels.arithmetic import (
     shared_bits,
 )
 from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
-from torchmadam.kernels.planes import fetch, groups_of, load_words, put, raised, store_plane, unpacked
+from torchmadam.kernels.planes import (
+    code_of,
+    fetch,
+    groups_of,
+    load_code,
+    load_words,
+    put,
+    raised,
+    store_code,
+    unpacked,
+)
 from torchmadam.kernels.tables import address, count_bad, read_clock
 
 
@@ -49,39 +59,6 @@ def directed(
 
 
 @triton.jit
-def load_code(
-    plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0: tl.constexpr, W1: tl.constexpr,
-    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """The words of k's planes; of a plane that is not there, those of the first."""
-    words0 = load_words(plane0, start, row, group, (columns * W0 + 7) // 8, whole, FLAT, WIDE, W0, LANES, EVEN)
-    words1, words2, words3 = words0, words0, words0
-    if W1 > 0:
-        words1 = load_words(plane1, start, row, group, (columns * W1 + 7) // 8, whole, FLAT, WIDE, W1, LANES, EVEN)
-    if W2 > 0:
-        words2 = load_words(plane2, start, row, group, (columns * W2 + 7) // 8, whole, FLAT, WIDE, W2, LANES, EVEN)
-    if W3 > 0:
-        words3 = load_words(plane3, start, row, group, (columns * W3 + 7) // 8, whole, FLAT, WIDE, W3, LANES, EVEN)
-    return words0, words1, words2, words3
-
-
-@triton.jit
-def code_of(
-    words0, words1, words2, words3, group, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
-    WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    """K, put together from the words of its planes."""
-    k = unpacked(words0, group, WIDE, W0, LANES, GROUPS)
-    if W1 > 0:
-        k = (k << W1) | unpacked(words1, group, WIDE, W1, LANES, GROUPS)
-    if W2 > 0:
-        k = (k << W2) | unpacked(words2, group, WIDE, W2, LANES, GROUPS)
-    if W3 > 0:
-        k = (k << W3) | unpacked(words3, group, WIDE, W3, LANES, GROUPS)
-    return k
-
-
-@triton.jit
 def load_held(
     at, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr,
     FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
@@ -95,26 +72,6 @@ def load_held(
         held = fetch(at + (start + element), mask, EVEN)
         held = held.to(tl.int32) if EIGHT else held
     return held
-
-
-@triton.jit
-def store_code(
-    plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0: tl.constexpr, W1: tl.constexpr,
-    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
-    EVEN: tl.constexpr,
-):  # fmt: skip
-    """K, spread over its planes."""
-    part = k >> (W1 + W2 + W3)
-    store_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS, EVEN)
-    if W1 > 0:
-        part = (k >> (W2 + W3)) & ((1 << W1) - 1)
-        store_plane(plane1, start, row, group, (columns * W1 + 7) // 8, whole, part, FLAT, W1, LANES, GROUPS, EVEN)
-    if W2 > 0:
-        part = (k >> W3) & ((1 << W2) - 1)
-        store_plane(plane2, start, row, group, (columns * W2 + 7) // 8, whole, part, FLAT, W2, LANES, GROUPS, EVEN)
-    if W3 > 0:
-        part = k & ((1 << W3) - 1)
-        store_plane(plane3, start, row, group, (columns * W3 + 7) // 8, whole, part, FLAT, W3, LANES, GROUPS, EVEN)
 
 
 @triton.jit
