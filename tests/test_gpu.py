@@ -379,14 +379,17 @@ def test_two_runs_of_a_smoke_recipe_are_equal_bit_for_bit(name, tmp_path):
 
 
 def test_a_monitored_run_looks_between_replays_and_ends_as_one_without_a_monitor(
-    tmp_path, inductor_chooses_without_timing
+    tmp_path, monkeypatch, inductor_chooses_without_timing
 ):
     from dataclasses import replace
 
     from madam_lab import queue, recipes, records
+    from madam_lab.stepping import Stepper
 
     recipe = replace(recipes.get("digits_trust_signed8"), epochs=4, batch=128, monitor=5)
     found = []
+    plainly, run = [], Stepper._run
+    monkeypatch.setattr(Stepper, "_run", lambda self, batch: (plainly.append(batch), run(self, batch)))
     for i, monitor in enumerate((None, 5)):
         kind = replace(recipe, monitor=monitor)
         queue.work([kind], [0], results=tmp_path / str(i), folder=tmp_path / "runs", quiet=True)
@@ -396,6 +399,37 @@ def test_a_monitored_run_looks_between_replays_and_ends_as_one_without_a_monitor
     for seen in watched["trust"]:
         assert all(0 < layer["cosine"] <= 1 and 0 <= layer["moved"] <= 1 for layer in seen["layers"].values())
     assert (plain["curve"], plain["codes"]) == (watched["curve"], watched["codes"])
+    assert len(plainly) == 2 * 2 * (3 + 1)  # two runs with two shapes of batches each: warming up, and the capture
+
+
+@pytest.mark.parametrize("ladder", [None, "paper12", "signed8"])
+def test_a_monitor_sees_in_a_replayed_step_what_it_sees_in_a_plain_one(ladder):
+    from torchmadam.theory import TrustMonitor
+
+    seen = []
+    for replayed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(37, 53) if ladder is None else torchmadam.to_ladder_(nn.Linear(37, 53), ladder)
+        model.cuda()
+        optimizer = Madam(model.named_parameters(), lr=torch.tensor(0.02, device="cuda"))
+        put_gradients(model.parameters(), 0)
+        for _ in range(2):
+            optimizer.step()  # kernels are compiled outside of the graph
+        graph = torch.cuda.CUDAGraph()
+        if replayed:
+            with torch.cuda.graph(graph):
+                optimizer.step()
+        with TrustMonitor(optimizer, every=2) as monitor:
+            for _ in range(3):
+                if replayed:
+                    with monitor.step():
+                        graph.replay()
+                else:
+                    optimizer.step()
+        seen.append(monitor.observations)
+    assert seen[0] == seen[1]
+    assert [each.step for each in seen[0]] == [0, 2]
+    assert all(each.layers["weight"].relative_size > 0 for each in seen[0])
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
@@ -415,6 +449,6 @@ def test_a_monitor_sees_on_a_gpu_what_it_sees_on_a_cpu_and_refuses_to_be_capture
     assert (here.moved, here.rungs, here.upper, here.lower) == (there.moved, there.rungs, there.upper, there.lower)
     assert there.cosine == pytest.approx(here.cosine, rel=1e-5)
     assert there.relative_size == pytest.approx(here.relative_size, rel=1e-4)
-    refused = pytest.raises(RuntimeError, match="outside of the graph")
+    refused = pytest.raises(RuntimeError, match="attach it after the capture")
     with TrustMonitor(optimizer, every=1), refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()

@@ -15,12 +15,9 @@ _HISTOGRAM_BINS = 64
 
 
 def step_looked_at(stepper: Stepper, batch: Batch) -> dict[str, dict[str, float]]:
-    """Make a step, outside of any CUDA graph, and say what it did to each layer; what speaks of codes, where there are.
-
-    On a CPU the step is the one that would have been made anyway, bit for bit.
-    """
+    """Make the step that would have been made anyway, and say what it did to each layer, and to its codes if any."""
     with TrustMonitor(stepper.optimiser, every=1) as monitor:
-        stepper.step(batch, plainly=True)
+        stepper.step(batch, monitor)
     (seen,) = monitor.observations
     named = {name: asdict(layer) for name, layer in seen.layers.items()}
     return {name: {k: v for k, v in entries.items() if v is not None} for name, entries in named.items()}

@@ -13,6 +13,9 @@ from madam_lab import ranks
 from madam_lab.recipes import Recipe
 from madam_lab.tasks.task import Batch, Task
 from torchmadam import LadderTensor, Madam, compile_options
+from torchmadam.theory import TrustMonitor
+
+_Grads = list[tuple[Tensor, Tensor | None]]
 
 # Steps of a batch's shape that run before they are captured: compilers, kernels and optimiser state warm up in them.
 _WARM_UP = 3
@@ -95,7 +98,7 @@ class Stepper:
             fast = torch.compile(plain, dynamic=False, fullgraph=True, options=options) if self._full else plain
             self._moves.append((player, plain, fast))
         self._seen: dict[tuple[int, ...], int] = {}
-        self._graphs: dict[tuple[int, ...], tuple[Any, Batch]] = {}
+        self._graphs: dict[tuple[int, ...], tuple[Any, Batch, _Grads]] = {}
         self._stream: Any = torch.cuda.Stream(task.device) if self.on_gpu else None
 
     def set_lr(self, lr: float) -> None:
@@ -106,24 +109,21 @@ class Stepper:
             else:
                 group["lr"] = lr
 
-    def step(self, batch: Batch, *, plainly: bool = False) -> None:
-        """One step of training; ``plainly``, outside of any graph, so that the optimiser's hooks run."""
+    def step(self, batch: Batch, monitor: TrustMonitor | None = None) -> None:
+        """One step of training, which a monitor of the optimiser may look at."""
         if not self.on_gpu or self.ranks.are_many:
             self._run(batch)
             return
         shape = tuple(batch[0].shape)
-        self._seen[shape] = self._seen.get(shape, 0) + (not plainly)
+        self._seen[shape] = self._seen.get(shape, 0) + 1
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            if plainly or self._seen[shape] <= _WARM_UP:
+            if self._seen[shape] <= _WARM_UP or (monitor is not None and not self._can_watch(shape)):
                 self._run(batch)
             else:
                 if shape not in self._graphs:
                     self._capture(shape, batch)
-                graph, inputs = self._graphs[shape]
-                for held, new in zip(inputs, batch, strict=True):
-                    held.copy_(new)
-                graph.replay()
+                self._replay(*self._graphs[shape], batch, monitor)
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
@@ -131,7 +131,23 @@ class Stepper:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
             self._run(inputs)
-        self._graphs[shape] = graph, inputs
+        self._graphs[shape] = graph, inputs, [(p, p.grad) for p in self.model.parameters()]
+
+    def _can_watch(self, shape: tuple[int, ...]) -> bool:
+        """Whether a replay is one step of the optimiser, seen from outside; it is two or more where players move."""
+        return shape in self._graphs and len(self._moves) == 1
+
+    @staticmethod
+    def _replay(graph: Any, inputs: Batch, grads: _Grads, batch: Batch, monitor: TrustMonitor | None) -> None:
+        for held, new in zip(inputs, batch, strict=True):
+            held.copy_(new)
+        if monitor is None:
+            graph.replay()
+            return
+        for p, grad in grads:  # the graph's own, which steps outside of it have replaced
+            p.grad = grad
+        with monitor.step():
+            graph.replay()
 
     def _applied(self, loss: Any) -> Callable[[Batch], tuple[Tensor, Tensor]]:
         def of(batch: Batch) -> tuple[Tensor, Tensor]:

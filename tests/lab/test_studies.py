@@ -204,16 +204,16 @@ def test_what_a_monitor_saw_is_checked(change, says, tmp_path):
         records.check(record)
 
 
-def test_only_steps_that_are_looked_at_run_plainly(tmp_path):
-    """On a GPU all others are replayed from a graph, in which hooks do not run."""
+def test_a_monitor_is_attached_only_to_steps_that_are_looked_at(tmp_path):
+    """And is handed to them: on a GPU they are replayed from a graph, in which its hooks do not run."""
     seen = []
     recipe = recipes.get("digits_trust").as_smoke()
     run = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
     made = run.stepper.step
 
-    def step(batch, *, plainly=False):
-        seen.append((plainly, len(run.optimiser._optimizer_step_pre_hooks)))
-        made(batch, plainly=plainly)
+    def step(batch, monitor=None):
+        seen.append((monitor is not None, len(run.optimiser._optimizer_step_pre_hooks)))
+        made(batch, monitor)
 
     run.stepper.step = step
     run.train(Limits(), Progress("", 1, quiet=True))

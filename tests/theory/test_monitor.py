@@ -173,6 +173,44 @@ def test_parameters_without_names_are_numbered_and_the_gradient_may_come_from_a_
     assert monitor.observations[0].layers["parameter 0"].cosine > 0
 
 
+@pytest.mark.parametrize("ladder", [None, "paper12", "signed8"])
+def test_steps_that_run_no_hooks_are_seen_where_they_are_said_to_be(ladder):
+    """A replayed graph changes weights behind the optimiser's back; here the optimiser's own step does, unhooked."""
+    seen = []
+    for told in (False, True):
+        model = network() if ladder is None else to_ladder_(network(), ladder)
+        optimizer = Madam(model.named_parameters())
+        torch.manual_seed(1)
+        with TrustMonitor(optimizer, every=3) as monitor:
+            for _ in range(7):
+                optimizer.zero_grad()
+                model(torch.randn(5, 12)).square().sum().backward()
+                if told:
+                    with monitor.step(), torch.no_grad():
+                        for group in optimizer.param_groups:
+                            optimizer.step_group(group)
+                else:
+                    optimizer.step()
+        seen.append(monitor.observations)
+        assert monitor.steps == 7
+    assert seen[0] == seen[1]
+    assert [each.step for each in seen[0]] == [0, 3, 6]
+
+
+def test_a_step_that_is_told_of_and_runs_hooks_counts_once_and_one_that_fails_not_at_all():
+    model = network()
+    optimizer = Madam(model.named_parameters())
+    with TrustMonitor(optimizer, every=1) as monitor:
+        with monitor.step():
+            trained(model, optimizer, steps=1)
+        assert (monitor.steps, len(monitor.observations)) == (1, 1)
+        with pytest.raises(ZeroDivisionError), monitor.step():
+            raise ZeroDivisionError
+        assert (monitor.steps, len(monitor.observations), monitor._before) == (1, 1, {})
+        trained(model, optimizer, steps=1)
+    assert [each.step for each in monitor.observations] == [0, 1]
+
+
 def test_numbers_go_to_a_summary_writer():
     written = {}
 

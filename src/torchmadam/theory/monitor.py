@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Protocol
@@ -78,8 +79,11 @@ class TrustMonitor:
 
     It works on float and coded parameters, with Madam and any other optimiser, through the hooks of ``step``. Between
     observed steps it costs a comparison and holds nothing but numbers; in an observed step it holds a copy of the
-    layers' weights (codes, where they are codes). A step that is replayed from a CUDA graph runs no hooks: make the
-    steps that are to be observed outside of the graph.
+    layers' weights (codes, where they are codes). A step that is replayed from a CUDA graph runs no hooks; say where it
+    is, and let ``grad`` be what the graph writes gradients to, as it is after the capture:
+
+        with monitor.step():
+            graph.replay()
 
     Args:
         optimizer: give it ``named_parameters()``, and layers have their names; else they are "parameter 0" and so on.
@@ -102,6 +106,7 @@ class TrustMonitor:
         self.observations: list[Observation] = []
         self._optimizer, self._layers, self._writer = optimizer, layers, writer
         self._before: dict[Tensor, Tensor] = {}
+        self._is_told = False  # of a step, by :meth:`step`
         if not any(True for _ in self._members()):
             raise ValueError("none of the optimiser's parameters belongs to a layer; choose others with layers=")
         self._handles: list[Any] = [
@@ -116,6 +121,20 @@ class TrustMonitor:
         self._handles.clear()
         self._before.clear()
 
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What happens inside is one step, and is looked at in its turn; for steps that run no hooks."""
+        self._ahead()
+        self._is_told = True
+        try:
+            yield
+        except BaseException:
+            self._before.clear()
+            raise
+        finally:
+            self._is_told = False
+        self._behind()
+
     def __enter__(self) -> "TrustMonitor":
         return self
 
@@ -127,11 +146,15 @@ class TrustMonitor:
     # The hooks decide, since what they call costs some 20 microseconds even where it has nothing to do. A compiler that
     # traces a step is kept away from the count, which would be a constant to it.
 
-    def _ahead(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _ahead(self, *_: Any) -> None:
+        if self._is_told:
+            return
         if torch.compiler.is_compiling() or self.steps % self.every == 0:
             self._keep()
 
-    def _behind(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _behind(self, *_: Any) -> None:
+        if self._is_told:
+            return
         if torch.compiler.is_compiling() or self._before:
             self._look()
         else:
@@ -146,8 +169,8 @@ class TrustMonitor:
         members = [p for _, p, _, _ in self._members()]
         if any(p.is_cuda for p in members) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                "a TrustMonitor cannot look at a step that is being captured in a CUDA graph, and a replay runs no "
-                "hooks; attach it after the capture, and make the steps to be observed outside of the graph"
+                "a TrustMonitor cannot look at a step that is being captured in a CUDA graph; attach it after the "
+                "capture, and replay the graph inside of `with monitor.step():`, since a replay runs no hooks"
             )
         # A gradient may be made by the closure that step is given, so every layer is kept.
         self._before = {p: p.detach().clone() for p in members}
