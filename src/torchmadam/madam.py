@@ -360,6 +360,6 @@ def _is_coded(p: Tensor) -> bool:
 
 
 def _has_codes(params: list[Tensor]) -> bool:
-    if any(isinstance(p, LadderTensor) for p in params):
+    if shards.are_any(params, LadderTensor):
         return True
     return shards.are_any_sharded(params) and any(map(_is_coded, params))

@@ -96,9 +96,12 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     here = params
     if shards.are_any_sharded(params):
         here, grads, moments = ([*map(shards.local, each)] for each in (params, grads, moments))
-    floats = [p for p in here if not isinstance(p, LadderTensor)]
-    coded = here if not floats else [p for p in here if isinstance(p, LadderTensor)]
-    own = held if not coded else [each for each, p in zip(held, here, strict=True) if not isinstance(p, LadderTensor)]
+    floats, own = here, held
+    coded: list[Tensor] = []
+    if shards.are_any(here, LadderTensor):
+        floats = [p for p in here if not isinstance(p, LadderTensor)]
+        coded = here if not floats else [p for p in here if isinstance(p, LadderTensor)]
+        own = [each for each, p in zip(held, here, strict=True) if not isinstance(p, LadderTensor)]
     planes = [*chain.from_iterable(map(_PLANES, coded))]
     codings = [*map(_CODING, coded)]  # each says all about its parameter's shape
     others = chain(map(_STEP, held), map(_NONFINITE, held), map(_SCALE, own))
@@ -113,7 +116,7 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
         tuple(map(id, chain(params, codings))),
         places,
         strides,
-        tuple(map(_DTYPE, chain(grads, moments, floats))),
+        tuple(map(_DTYPE, chain(grads, floats))),  # a moment's is the group's argument
         tuple(map(_SHAPE, floats)),
         tuple(map(_INDEX, held)),
         tuple(each.get("crossing") for each in own),
