@@ -491,6 +491,13 @@ def test_weights_in_column_major_memory_convert_and_copy_right():
         assert torch.equal(holder[0].detach().t().clone().decode(), decoded.t())
 
 
+def test_a_view_that_does_not_exist_is_refused_as_of_floats():
+    weight = to_ladder_(nn.Conv1d(3, 4, 5), "signed8").weight
+    assert weight[0, 0].t().shape == (5,)
+    with pytest.raises(RuntimeError, match="<= 2 dimensions"):
+        weight.t()
+
+
 def test_a_view_follows_its_weight_through_a_step():
     layer = to_ladder_(nn.Linear(6, 5))
     view = layer.weight.detach().t()

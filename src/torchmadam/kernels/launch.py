@@ -1,5 +1,6 @@
 """From lists of tensors to launches: which tensors a kernel takes, their tables, and the grid."""
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -226,22 +227,32 @@ def codes(planes: Sequence[Tensor], coding: CodeLayout, first_row: int) -> Tenso
 def _decoded(
     planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype, *, raw: bool
 ) -> Tensor:
-    rows = planes[0].shape[0]
-    out = torch.empty(rows, coding.columns, dtype=dtype, device=planes[0].device)
-    if out.numel() == 0:
+    programs, k_planes, columns, numbers, constants = _decoding(coding, planes[0].shape[0], first_row, dtype, raw)
+    out = torch.empty(planes[0].shape[0], columns, dtype=dtype, device=planes[0].device)
+    if programs == 0:
         return out
-    arguments = _ladder_arguments(coding)
-    del arguments["TOP"]
     used = [plane.contiguous() for plane in planes]
-    k_planes = used[: sum(arguments[f"W{i}"] > 0 for i in range(4))]
-    padded = k_planes + [out] * (4 - len(k_planes))
+    padded = used[:k_planes] + [out] * (4 - k_planes)
     with _on(out.device):
-        decoding.decode_kernel[(_count_blocks(rows, coding.columns, DECODED_BLOCK),)](
-            out, limit, used[-1], *padded, rows, coding.columns, first_row * coding.columns, coding.format.spacing,
-            coding.format.crossing, float(coding.format.top), coding.sign_key, RAW=raw, NARROW=dtype.itemsize == 2,
-            FLAT=_is_flat(coding), INDEX=_index_type(coding.numel), BLOCK=DECODED_BLOCK, num_warps=4, **arguments,
-        )  # fmt: skip
+        decoding.decode_kernel[(programs,)](out, limit, used[-1], *padded, *numbers, **constants)
     return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoding(
+    coding: CodeLayout, rows: int, first_row: int, dtype: torch.dtype, raw: bool
+) -> tuple[int, int, int, tuple[float, ...], dict[str, Any]]:
+    """Programs, planes of k, columns, and the kernel's numbers and constants: kept, since layers are decoded often."""
+    ladder, columns = coding.format, coding.columns
+    constants = _ladder_arguments(coding)
+    del constants["TOP"]
+    numbers = (rows, columns, first_row * columns, ladder.spacing, ladder.crossing, float(ladder.top), coding.sign_key)
+    constants |= {
+        "RAW": raw, "NARROW": dtype.itemsize == 2, "FLAT": _is_flat(coding), "INDEX": _index_type(coding.numel),
+        "BLOCK": DECODED_BLOCK, "num_warps": 4,
+    }  # fmt: skip
+    k_planes = sum(constants[f"W{i}"] > 0 for i in range(4))
+    return _count_blocks(rows, columns, DECODED_BLOCK), k_planes, columns, numbers, constants
 
 
 def _ladder_arguments(coding: CodeLayout) -> dict[str, Any]:

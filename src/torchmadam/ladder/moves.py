@@ -55,6 +55,16 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return return_and_correct_aliasing(func, args, kwargs, out) if func.is_view else out
 
 
+def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The view that every linear layer takes, twice a step, so that it pays to know what it does."""
+    source: LadderTensor = args[0]
+    if source.dim() > 2:
+        return _view(func, args, kwargs)  # which says that there is no such view
+    out = _like(source, source.planes, source.limit, size=source.shape[::-1], stride=source.stride()[::-1])
+    out._cast_at = source._cast_at
+    return return_and_correct_aliasing(func, args, kwargs, out)
+
+
 def _recoded(source: LadderTensor, order: Sequence[int]) -> LadderTensor:
     """The same elements in fresh storage of their own, in this memory order."""
     coding = source.coding
@@ -251,6 +261,7 @@ MOVES.update(
         aten.copy_.default: _copy_,
         aten.embedding.default: _embedding,
         aten._unsafe_view.default: _view,
+        aten.t.default: _t,
         aten.new_zeros.default: _new_zeros,
         aten._pin_memory.default: _pin_memory,
         aten.is_pinned.default: _is_pinned,

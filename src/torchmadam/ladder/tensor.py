@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten
 
 from torchmadam.kernels import ops
 from torchmadam.ladder.format import LadderFormat
@@ -222,8 +222,14 @@ class LadderTensor(Rows, Tensor):
         if any(isinstance(t, LadderTensor) for t in _written(func, args, kwargs)):
             raise refusal(func.name().replace("aten::", ""))
         # and everything else decodes and computes.
-        args, kwargs = tree_map_only(LadderTensor, LadderTensor.decode, (args, kwargs))
-        return func(*args, **kwargs)
+        return func(*map(_decoded, args), **{name: _decoded(value) for name, value in kwargs.items()})
+
+
+def _decoded(value: Any) -> Any:
+    """An operator's argument without codes."""
+    if isinstance(value, LadderTensor):
+        return value.decode()
+    return [*map(_decoded, value)] if isinstance(value, list | tuple) else value
 
 
 def refusal(operation: str) -> TypeError:
@@ -255,9 +261,12 @@ def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 def version(planes: Sequence[Tensor]) -> int | None:
     """A number that every change of the planes raises; None while tracing, where nothing changes."""
-    if any(plane.is_inference() or isinstance(plane, FakeTensor | FunctionalTensor) for plane in planes):
-        return None
-    return sum(plane._version for plane in planes)
+    total = 0
+    for plane in planes:
+        if plane.is_inference() or (type(plane) is not Tensor and isinstance(plane, FakeTensor | FunctionalTensor)):
+            return None
+        total += plane._version
+    return total
 
 
 def rebuilt(
