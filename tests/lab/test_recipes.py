@@ -1,6 +1,7 @@
 """Recipes: the paper's facts, and that every one of them runs."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -185,6 +186,17 @@ def test_the_study_changes_one_thing_at_a_time_and_tunes_its_baselines():
     assert len(grid) == 12
     assert all(recipes.get(n).model.get("affine", True) for n in grid)
     assert recipes.get("cifar10_100e_adamw_0.001_0.1").arguments == {"weight_decay": 0.1}
+
+
+def test_a_control_changes_one_thing_of_the_papers_recipe():
+    paper, base = recipes.get("cifar100_madam_12bit"), recipes.get(recipes.controls.SHORT)
+    assert replace(base, epochs=300, schedule=paper.schedule).settings() == paper.settings()
+    assert [base.lr_at(epoch) for epoch in (0, 33, 67)] == [paper.lr_at(epoch) for epoch in (0, 100, 200)]
+    for name, changes in recipes.controls.HYPOTHESES.items():
+        mine, theirs = (r.settings() for r in (recipes.get(f"{recipes.controls.SHORT}_{name}"), base))
+        assert {key for key in mine if mine[key] != theirs[key]} == set(changes), name
+        inner = [(mine[key], theirs[key]) for key in changes if isinstance(mine[key], dict)]
+        assert all(sum(a.get(k) != b.get(k) for k in {*a, *b}) == 1 for a, b in inner), name
 
 
 def test_a_floor_lifts_small_weights_keeps_signs_and_leaves_zeros():

@@ -14,6 +14,7 @@ import pytest
 from madam_lab import records, report, studies
 from madam_lab.report import figures, tables, theory
 from madam_lab.report.chart import Series, bars, line_chart
+from madam_lab.report.controls import controls_table
 from madam_lab.report.crossing import crossing_table
 from madam_lab.report.numbers import Results, problems
 from tiny_records import made
@@ -129,6 +130,18 @@ def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_m
     assert rows["crossing 1"] == ("7.00 (1 seed)", "missing")
     assert rows["madam"] == ("missing", "171.0 (1 seed)")
     assert rows["crossing 1 affine"] == ("missing", "")
+
+
+def test_the_table_of_controls_shows_what_a_change_changed(tmp_path):
+    records.write(made("cifar10_sgd", 0, 11.2), tmp_path)
+    assert not controls_table(Results(tmp_path)).has_results  # a cell of the paper's is no control
+    records.write(made("cifar100_100e_12bit_float32", 0, 30.5), tmp_path)
+    table = controls_table(Results(tmp_path))
+    assert table.has_results
+    rows = {row[0]: row[2] for row in table.rows[:3]}
+    assert rows == {
+        "12-bit Madam, CIFAR-100, 100 epochs": "missing", "… float32": "30.50 (1 seed)", "… affine": "missing"
+    }  # fmt: skip
 
 
 def test_verify_finds_what_is_wrong(folder):

@@ -1,6 +1,6 @@
 """Training runs by name: every cell of the paper's tables, every point of its figures."""
 
-from madam_lab.recipes import cifar, crossing, digits, gan, imagenet, wikitext
+from madam_lab.recipes import cifar, controls, crossing, digits, gan, imagenet, wikitext
 from madam_lab.recipes.paper import PAPER, Paper
 from madam_lab.recipes.recipe import Recipe, get, matching, names
 
@@ -9,6 +9,7 @@ __all__ = [
     "Paper",
     "Recipe",
     "cifar",
+    "controls",
     "crossing",
     "digits",
     "gan",
