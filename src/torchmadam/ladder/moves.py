@@ -55,12 +55,19 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return return_and_correct_aliasing(func, args, kwargs, out) if func.is_view else out
 
 
+# Views so frequent that it pays to know what they do: every linear layer turns its weight, twice a step.
+
+
 def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The view that every linear layer takes, twice a step, so that it pays to know what it does."""
     source: LadderTensor = args[0]
     if source.dim() > 2:
         return _view(func, args, kwargs)  # which says that there is no such view
-    out = _like(source, source.planes, source.limit, size=source.shape[::-1], stride=source.stride()[::-1])
+    return _same(func, args, kwargs, size=source.shape[::-1], stride=source.stride()[::-1])
+
+
+def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **changes: Any) -> Any:
+    source: LadderTensor = args[0]
+    out = _like(source, source.planes, source.limit, **changes)
     out._cast_at = source._cast_at
     return return_and_correct_aliasing(func, args, kwargs, out)
 
@@ -262,6 +269,8 @@ MOVES.update(
         aten.embedding.default: _embedding,
         aten._unsafe_view.default: _view,
         aten.t.default: _t,
+        aten.detach.default: _same,
+        aten.alias.default: _same,
         aten.new_zeros.default: _new_zeros,
         aten._pin_memory.default: _pin_memory,
         aten.is_pinned.default: _is_pinned,
