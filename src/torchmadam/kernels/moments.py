@@ -7,24 +7,28 @@ from torchmadam.kernels.planes import fetch
 
 
 @triton.jit
-def group_of_rows(first, COUNT: tl.constexpr, ROWS: tl.constexpr):
-    """For each row of a tile of ROWS rows and COUNT groups, whose first is number ``first``: the group it is in."""
-    return first + (tl.arange(0, ROWS) // (ROWS // COUNT))[:, None]
+def group_of_rows(first, end, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """For each row of a tile of ROWS rows and COUNT groups: the group it is in, and whether that is there.
+
+    Groups count from the tile's first, which is number ``first``; there are none from ``end`` on.
+    """
+    group = (tl.arange(0, ROWS) // (ROWS // COUNT))[:, None]
+    return group, group < tl.minimum(end - first, COUNT).to(tl.int32)
 
 
 @triton.jit
 def load_exponents(at, first, end, COUNT: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr = False):
-    """The exponents of a tile's rows; there are no groups from ``end`` on."""
-    group = group_of_rows(first, COUNT, ROWS)
-    return fetch(at + group, group < end, EVEN)
+    """The exponents of a tile's rows."""
+    group, mask = group_of_rows(first, end, COUNT, ROWS)
+    return fetch(at + first + group, mask, EVEN)
 
 
 @triton.jit
-def store_exponents(at, first, end, values, COUNT: tl.constexpr, ROWS: tl.constexpr):
+def store_exponents(at, first, end, values, COUNT: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr = False):
     """The inverse of :func:`load_exponents`: the first row of each group writes."""
-    group = group_of_rows(first, COUNT, ROWS)
+    group, mask = group_of_rows(first, end, COUNT, ROWS)
     leads = (tl.arange(0, ROWS) % (ROWS // COUNT) == 0)[:, None]
-    tl.store(at + group, values.to(tl.uint8), leads & (group < end))
+    tl.store(at + first + group, values.to(tl.uint8), leads if EVEN else leads & mask)
 
 
 @triton.jit

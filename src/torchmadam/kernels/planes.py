@@ -46,18 +46,18 @@ def load_words(
     UNIT: tl.constexpr = unit(BITS, WIDE)
     if BITS < 8:  # two groups share a byte
         place = group // 2 if FLAT else row * bytes_per_row + group // 2
-        words = fetch(at + (start // 8 * WIDTH + place), mask, EVEN)
+        words = fetch(at + start // 8 * WIDTH + place, mask, EVEN)
     else:
         COUNT: tl.constexpr = BITS // UNIT
         word = tl.arange(0, COUNT)[None, :]
         if UNIT > 8:
             TYPE: tl.constexpr = tl.uint32 if UNIT == 32 else tl.uint16
-            place = start // UNIT * WIDTH + group * COUNT + word
-            words = fetch(at.to(tl.pointer_type(TYPE)) + place, mask, EVEN)
+            begin = at.to(tl.pointer_type(TYPE)) + start // UNIT * WIDTH
+            words = fetch(begin + (group * COUNT + word), mask, EVEN)
         else:
             place = group * COUNT if FLAT else row * bytes_per_row + group * COUNT
             inside = mask if FLAT else mask & (group * COUNT + word < bytes_per_row)
-            words = fetch(at + (start // 8 * WIDTH + place + word), inside, EVEN)
+            words = fetch(at + start // 8 * WIDTH + (place + word), inside, EVEN)
     return words.to(tl.int32)
 
 
@@ -102,7 +102,7 @@ def store_plane(
     if EACH > 1:
         shifts = tl.arange(0, EACH)[None, None, :] * WIDTH
         values = tl.sum(tl.reshape(values, [ROWS, BYTES, EACH]) << shifts, 2)
-    put(at + (start // 8 * WIDTH + place + byte), values.to(tl.uint8), inside, EVEN)
+    put(at + start // 8 * WIDTH + (place + byte), values.to(tl.uint8), inside, EVEN)
 
 
 @triton.jit
@@ -159,20 +159,28 @@ def store_code(
 
 
 @triton.jit
-def groups_of(block, rows, columns, FLAT: tl.constexpr, INDEX: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+def groups_of(
+    block, rows, columns, FLAT: tl.constexpr, INDEX: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+    EVEN: tl.constexpr = False,
+):  # fmt: skip
     """Where a block of ROWS groups is: its start, each group's row, place in the row and mask; elements and their mask.
 
     In a FLAT matrix, whose rows end on bytes, there is one long row: groups and elements count from the block's start,
-    one number for all of them, so that what a thread adds to it does not change from block to block.
+    one number for all of them, so that what a thread adds to it does not change from block to block. That number has
+    64 bits and comes first in sums of addresses: the compiler then sees that all of them advance evenly, and adds to
+    each once a block. EVEN: no mask says no.
     """
     group = tl.arange(0, ROWS)[:, None]
     lane = tl.arange(0, LANES)[None, :]
     if FLAT:
-        start = block.to(INDEX) * (ROWS * LANES)
-        whole = group * LANES < tl.minimum(rows * columns - start, ROWS * LANES).to(tl.int32)
+        start = block.to(tl.int64) * (ROWS * LANES)
+        if EVEN:
+            whole = group >= 0
+        else:
+            whole = group * LANES < tl.minimum(rows * columns - start, ROWS * LANES).to(tl.int32)
         return start, group, group, whole, group * LANES + lane, tl.broadcast_to(whole, [ROWS, LANES])
     else:
-        start = (block * 0).to(INDEX)
+        start = block * 0
         in_row = (columns + LANES - 1) // LANES
         group = block.to(INDEX) * ROWS + group.to(INDEX)
         row, group = group // in_row, group % in_row

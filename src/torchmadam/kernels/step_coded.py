@@ -59,19 +59,36 @@ def directed(
 
 
 @triton.jit
-def load_held(
-    at, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr,
-    FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
+def load_block(
+    block, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns, exponents_end,
+    HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr,
+    INDEX: tl.constexpr, GROUPS: tl.constexpr, EXPONENTS: tl.constexpr,
 ):  # fmt: skip
-    """The second moment: floats, words of codes, or just anything if there is none."""
+    """What a block needs: gradients; moments, as floats or words of codes, and exponents; words of codes, of signs.
+
+    Of what there is not, just anything.
+    """
+    start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
+    grad = fetch(gradients + start + element, mask, EVEN)
     if not HAS_MOMENT:
         held = grad.to(tl.float32)
     elif WIDE and EIGHT:
-        held = load_words(at, start, row, group, columns, whole, FLAT, WIDE, 8, LANES, EVEN)
+        held = load_words(moments, start, row, group, columns, whole, FLAT, WIDE, 8, LANES, EVEN)
     else:
-        held = fetch(at + (start + element), mask, EVEN)
+        held = fetch(moments + start + element, mask, EVEN)
         held = held.to(tl.int32) if EIGHT else held
-    return held
+    exponents = tl.zeros([GROUPS, 1], tl.int32)
+    if EIGHT:
+        first = block * EXPONENTS
+        exponents = load_exponents(exponents_at, first, exponents_end, EXPONENTS, GROUPS, EVEN).to(tl.int32)
+    words0, words1, words2, words3 = load_code(
+        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, WIDE, LANES, EVEN
+    )  # fmt: skip
+    sign_words = words0
+    if SIGN_MODE == 1:
+        sign_words = load_words(signs, start, row, group, (columns + 7) // 8, whole, FLAT, WIDE, 1, LANES, EVEN)
+    return grad, held, exponents, words0, words1, words2, words3, sign_words
 
 
 @triton.jit
@@ -94,7 +111,7 @@ def coded_kernel(
     LAST: tl.constexpr = 2 * TOP if SIGNED else TOP
     program = tl.program_id(0).to(tl.int64)
     tensor = tl.load(blocks + 2 * program).to(tl.int64)
-    first = tl.load(blocks + 2 * program + 1) * SPAN
+    first = tl.load(blocks + 2 * program + 1).to(tl.int64) * SPAN
     at = table + tensor * FIELDS
     rows, columns, begin = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX), tl.load(at + 14).to(INDEX)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
@@ -122,56 +139,29 @@ def coded_kernel(
         inverse, rate, beta, fresh, max_step, HAS_MOMENT
     )
 
-    start, row, group, whole, element, mask = groups_of(first, rows, columns, FLAT, INDEX, LANES, GROUPS)
-    grad = fetch(gradients + (start + element), mask, EVEN)
-    held = load_held(
-        moments, start, row, group, element, columns, whole, mask, grad, HAS_MOMENT, EIGHT, FLAT, WIDE, LANES, EVEN
-    )
-    exponents = tl.zeros([GROUPS, 1], tl.int32)
-    if EIGHT:
-        exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS, EVEN).to(tl.int32)
-    words0, words1, words2, words3 = load_code(
-        plane0, plane1, plane2, plane3, start, row, group, columns, whole, W0, W1, W2, W3, FLAT, WIDE, LANES, EVEN
+    grad, held, exponents, words0, words1, words2, words3, sign_words = load_block(
+        first, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns, exponents_end,
+        HAS_MOMENT, EIGHT, SIGN_MODE, W0, W1, W2, W3, FLAT, WIDE, EVEN, LANES, INDEX, GROUPS, EXPONENTS,
     )  # fmt: skip
-    bytes_per_row = (columns + 7) // 8
-    sign_words = words0
-    if SIGN_MODE == 1:
-        sign_words = load_words(signs, start, row, group, bytes_per_row, whole, FLAT, WIDE, 1, LANES, EVEN)
     groups = rows * ((columns + LANES - 1) // LANES)
-    turn, turns = first * 0, tl.minimum(((groups + GROUPS - 1) // GROUPS).to(tl.int32) - first, SPAN)
+    turn, turns = tl.zeros([], tl.int32), tl.minimum((groups + GROUPS - 1) // GROUPS - first, SPAN).to(tl.int32)
     while turn < turns:
-        start, row, group, whole, element, mask = groups_of(first + turn, rows, columns, FLAT, INDEX, LANES, GROUPS)
-        position = (begin + start) + element
+        block = first + turn.to(tl.int64)
+        start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
+        position = (begin + start.to(INDEX)) + element
         negative = element  # below zero if the weight is
         if SIGN_MODE == 1:
             negative = raised(sign_words, group, LANES)
         if SIGN_MODE == 2:
             negative = random_bits(position, sign_low, sign_high).to(tl.int32, bitcast=True)
-        # After the last block, the last again.
-        ahead_by = tl.minimum(turn + 1, turns - 1) if EVEN else turn + 1
-        next_start, next_row, next_group, next_whole, ahead, inside = groups_of(
-            first + ahead_by, rows, columns, FLAT, INDEX, LANES, GROUPS
-        )
-        inside, next_whole = inside & (turn + 1 < turns), next_whole & (turn + 1 < turns)
-        next_grad = fetch(gradients + (next_start + ahead), inside, EVEN)
-        next_held = load_held(
-            moments, next_start, next_row, next_group, ahead, columns, next_whole, inside, next_grad, HAS_MOMENT, EIGHT,
-            FLAT, WIDE, LANES, EVEN,
-        )  # fmt: skip
-        next_exponents = exponents
-        if EIGHT:
-            next_exponents = load_exponents(
-                exponents_at, (first + ahead_by) * EXPONENTS, exponents_end, EXPONENTS, GROUPS, EVEN
-            ).to(tl.int32)
-        next0, next1, next2, next3 = load_code(
-            plane0, plane1, plane2, plane3, next_start, next_row, next_group, columns, next_whole, W0, W1, W2, W3,
-            FLAT, WIDE, LANES, EVEN,
-        )  # fmt: skip
-        next_signs = next0
-        if SIGN_MODE == 1:
-            next_signs = load_words(
-                signs, next_start, next_row, next_group, bytes_per_row, next_whole, FLAT, WIDE, 1, LANES, EVEN
-            )
+        next_grad, next_held, next_exponents, next_signs = grad, held, exponents, sign_words
+        next0, next1, next2, next3 = words0, words1, words2, words3
+        if turn + 1 < turns:
+            next_grad, next_held, next_exponents, next0, next1, next2, next3, next_signs = load_block(
+                block + 1, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns,
+                exponents_end, HAS_MOMENT, EIGHT, SIGN_MODE, W0, W1, W2, W3, FLAT, WIDE, EVEN, LANES, INDEX, GROUPS,
+                EXPONENTS,
+            )  # fmt: skip
 
         k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS)
         g = grad.to(tl.float32)
@@ -184,7 +174,7 @@ def coded_kernel(
         bits = position.to(tl.uint32)
         if STOCHASTIC:
             if FLAT:  # each group lies within eight neighbours
-                bits = shared_bits((begin + start + group * LANES) >> 3, element & 7, low, high)
+                bits = shared_bits((begin + start.to(INDEX) + group * LANES) >> 3, element & 7, low, high)
             else:
                 bits = shared_bits(position >> 3, position & 7, low, high)
         move = fast_move(g, square, moment, factor, share, rate, HAS_MOMENT)
@@ -220,10 +210,10 @@ def coded_kernel(
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
             packed, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
-            put(moments + (start + element), packed, mask, EVEN)
-            store_exponents(exponents_at, (first + turn) * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS)
+            put(moments + start + element, packed, mask, EVEN)
+            store_exponents(exponents_at, block * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS, EVEN)
         elif HAS_MOMENT:
-            put(moments + (start + element), moment, mask, EVEN)
+            put(moments + start + element, moment, mask, EVEN)
         k = tl.minimum(tl.maximum(k + by, WHOLE), WHOLE + LAST) - WHOLE
         if not FLAT:
             k = tl.where(mask, k, 0)  # bits between the end of a row and that of its last byte
