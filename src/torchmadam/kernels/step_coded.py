@@ -59,18 +59,36 @@ def directed(
 
 
 @triton.jit
+def halves(pairs, sign_words, group, TURN: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+    """Gradients as float32, from words of two bfloat16, the upper half of it each.
+
+    TURN: of the other sign where the weight is negative, two at once. Then they are gradients of the weight's size, and
+    there is nothing left to turn for :func:`directed`.
+    """
+    if TURN:
+        signs = sign_words >> ((group % (8 // LANES)).to(tl.int32) * LANES)
+        signs = signs | (signs << 15)  # so that two neighbours' are 16 bits apart
+        pair = tl.arange(0, LANES // 2)[None, :]
+        pairs = pairs ^ ((signs << (15 - 2 * pair)) & -2147450880)  # bits 15 and 31
+    return (unpacked(pairs, group, True, 16, LANES, ROWS) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def load_block(
     block, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns, exponents_end,
     HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
     W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr,
-    INDEX: tl.constexpr, GROUPS: tl.constexpr, EXPONENTS: tl.constexpr,
+    INDEX: tl.constexpr, GROUPS: tl.constexpr, EXPONENTS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """What a block needs: gradients; moments, as floats or words of codes, and exponents; words of codes, of signs.
 
     Of what there is not, just anything.
     """
     start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
-    grad = fetch(gradients + start + element, mask, EVEN)
+    if PAIRS:
+        grad = load_words(gradients, start, row, group, columns, whole, FLAT, WIDE, 16, LANES, EVEN)
+    else:
+        grad = fetch(gradients + start + element, mask, EVEN)
     if not HAS_MOMENT:
         held = grad.to(tl.float32)
     elif WIDE and EIGHT:
@@ -116,6 +134,8 @@ def coded_kernel(
     rows, columns, begin = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX), tl.load(at + 14).to(INDEX)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
     WIDE: tl.constexpr = FLAT and ALIGNED
+    PAIRS: tl.constexpr = WIDE and EIGHT and G == tl.bfloat16
+    TURN: tl.constexpr = 0 if PAIRS and SIGN_MODE == 1 else SIGN_MODE  # how moves are to be turned
     gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, MOMENT, ALIGNED)
     correction, inverse, low, high, phase = read_clock(clock, tensor)
     EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
@@ -141,7 +161,7 @@ def coded_kernel(
 
     grad, held, exponents, words0, words1, words2, words3, sign_words = load_block(
         first, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns, exponents_end,
-        HAS_MOMENT, EIGHT, SIGN_MODE, W0, W1, W2, W3, FLAT, WIDE, EVEN, LANES, INDEX, GROUPS, EXPONENTS,
+        HAS_MOMENT, EIGHT, SIGN_MODE, W0, W1, W2, W3, FLAT, WIDE, EVEN, LANES, INDEX, GROUPS, EXPONENTS, PAIRS,
     )  # fmt: skip
     groups = rows * ((columns + LANES - 1) // LANES)
     turn, turns = tl.zeros([], tl.int32), tl.minimum((groups + GROUPS - 1) // GROUPS - first, SPAN).to(tl.int32)
@@ -150,9 +170,9 @@ def coded_kernel(
         start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
         position = (begin + start.to(INDEX)) + element
         negative = element  # below zero if the weight is
-        if SIGN_MODE == 1:
+        if TURN == 1:
             negative = raised(sign_words, group, LANES)
-        if SIGN_MODE == 2:
+        if TURN == 2:
             negative = random_bits(position, sign_low, sign_high).to(tl.int32, bitcast=True)
         next_grad, next_held, next_exponents, next_signs = grad, held, exponents, sign_words
         next0, next1, next2, next3 = words0, words1, words2, words3
@@ -160,11 +180,11 @@ def coded_kernel(
             next_grad, next_held, next_exponents, next0, next1, next2, next3, next_signs = load_block(
                 block + 1, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns,
                 exponents_end, HAS_MOMENT, EIGHT, SIGN_MODE, W0, W1, W2, W3, FLAT, WIDE, EVEN, LANES, INDEX, GROUPS,
-                EXPONENTS,
+                EXPONENTS, PAIRS,
             )  # fmt: skip
 
         k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS)
-        g = grad.to(tl.float32)
+        g = halves(grad, sign_words, group, TURN < SIGN_MODE, LANES, GROUPS) if PAIRS else grad.to(tl.float32)
         if MAXIMIZE:
             g = -g
         if EIGHT:
@@ -179,7 +199,7 @@ def coded_kernel(
                 bits = shared_bits(position >> 3, position & 7, low, high)
         move = fast_move(g, square, moment, factor, share, rate, HAS_MOMENT)
         move = directed(
-            move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, SIGN_MODE, DECAYS, False
+            move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS, False
         )
         lost = rate * decay * 6.103515625e-05 if DECAYS else 0.0
         by, doubt = fast_rounded(move, lost, bits, SIGNED, STOCHASTIC)
@@ -194,7 +214,8 @@ def coded_kernel(
         doubtful = doubtful | (size > most_moment)
         if EIGHT:
             if tl.min(tl.min(exponents, 1), 0) < least_exponent:
-                doubtful = doubtful | (tl.max(tl.max(tl.abs(g).to(tl.int32, bitcast=True), 1), 0) > 0)
+                sizes = grad & 0x7FFF7FFF if PAIRS else tl.abs(g).to(tl.int32, bitcast=True)
+                doubtful = doubtful | (tl.max(tl.max(sizes, 1), 0) > 0)
         elif HAS_MOMENT:
             raw = g.to(tl.uint32, bitcast=True)
             doubtful = doubtful | (tl.min(tl.min(raw + raw - 1, 1), 0) < least_grad)
@@ -202,10 +223,11 @@ def coded_kernel(
             held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
             moment = held
             u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
-            exact = directed(u * rate, k, negative, rate * decay, spacing, middle, SIGNED, SIGN_MODE, DECAYS, True)
+            exact = directed(u * rate, k, negative, rate * decay, spacing, middle, SIGNED, TURN, DECAYS, True)
             rungs = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0)
             by = tl.minimum(tl.maximum(rungs, -1048576.0), 1048576.0).to(tl.int32) + WHOLE  # no ladder is as long
-            count_bad(at + 4, mask & (usable == 0))
+            # ``by``, never zero, says which threads count; else the compiler would hand all gradients to other ones.
+            count_bad(at + 4, mask & (tl.where(usable, 0, by) != 0))
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
