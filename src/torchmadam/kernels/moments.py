@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from torchmadam.kernels.planes import fetch
+from torchmadam.kernels.planes import fetch, put
 
 
 @triton.jit
@@ -47,9 +47,31 @@ def largest_bits(moment, COUNT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.cons
 
 @triton.jit
 def encoded(moment, largest, position, phase, COUNT: tl.constexpr, ROWS: tl.constexpr):
-    """moment8.encode_: codes, and the exponents of their rows. What lies outside of the tensor must be zero."""
+    """moment8.encode_: codes, as the upper byte of 32 bits, and the exponents of their rows.
+
+    What lies outside of the tensor must be zero.
+    """
     largest = tl.reshape(tl.broadcast_to(largest[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
     exponents = tl.maximum((largest >> 23) - 50, 0)
     above = tl.maximum(moment.to(tl.int32, bitcast=True) - ((exponents << 23) - 52), 0)
     dither = tl.umulhi(position.to(tl.uint32) * 0x85EBCA6B + phase, 16776192)
-    return ((above.to(tl.uint32) * 10 + dither) >> 24).to(tl.uint8), exponents
+    return above.to(tl.uint32) * 10 + dither, exponents
+
+
+@triton.jit
+def store_codes(
+    at, start, group, element, whole, mask, values, WIDE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """Write the upper bytes; WIDE as in load_words. Four go into a word by funnel shifts, one instruction each."""
+    if WIDE:
+        even, odd = tl.split(tl.reshape(values, [ROWS, LANES // 4, 2, 2]))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        words = ((fourth >> 24) << 8) | (third >> 24)
+        words = (words << 8) | (second >> 24)
+        words = (words << 8) | (first >> 24)
+        place = group * (LANES // 4) + tl.arange(0, LANES // 4)[None, :]
+        put(at.to(tl.pointer_type(tl.uint32)) + start // 4 + place, words, whole, EVEN)
+    else:
+        put(at + start + element, (values >> 24).to(tl.uint8), mask, EVEN)

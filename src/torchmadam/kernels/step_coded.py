@@ -16,7 +16,7 @@ from torchmadam.kernels.arithmetic import (
     rounded,
     shared_bits,
 )
-from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
+from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_codes, store_exponents
 from torchmadam.kernels.planes import (
     code_of,
     fetch,
@@ -231,8 +231,8 @@ def coded_kernel(
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
-            packed, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
-            put(moments + start + element, packed, mask, EVEN)
+            codes, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
+            store_codes(moments, start, group, element, whole, mask, codes, WIDE, LANES, GROUPS, EVEN)
             store_exponents(exponents_at, block * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS, EVEN)
         elif HAS_MOMENT:
             put(moments + start + element, moment, mask, EVEN)

@@ -26,8 +26,8 @@ def float_elements(
     COUNT: tl.constexpr = (ROWS * 4 + 127) // 128
     if EIGHT:
         held, usable = moment_of(grad, decoded(held, exponents), beta, fresh, HAS_MOMENT)
-        packed, exponents = encoded(held, largest_bits(held, COUNT, ROWS, 4), begin + offset, phase, COUNT, ROWS)
-        tl.store(address(row + 2, tl.uint8, ALIGNED) + offset, packed, mask)
+        codes, exponents = encoded(held, largest_bits(held, COUNT, ROWS, 4), begin + offset, phase, COUNT, ROWS)
+        tl.store(address(row + 2, tl.uint8, ALIGNED) + offset, (codes >> 24).to(tl.uint8), mask)
         store_exponents(address(row + 9, tl.uint8, False), exponents_first, exponents_end, exponents, COUNT, ROWS)
     else:
         held, usable = moment_of(grad, held, beta, fresh, HAS_MOMENT)
