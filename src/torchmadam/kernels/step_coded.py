@@ -164,9 +164,9 @@ def coded_kernel(
         HAS_MOMENT, EIGHT, SIGN_MODE, W0, W1, W2, W3, FLAT, WIDE, EVEN, LANES, INDEX, GROUPS, EXPONENTS, PAIRS,
     )  # fmt: skip
     groups = rows * ((columns + LANES - 1) // LANES)
-    turn, turns = tl.zeros([], tl.int32), tl.minimum((groups + GROUPS - 1) // GROUPS - first, SPAN).to(tl.int32)
+    block, turns = first, tl.minimum((groups + GROUPS - 1) // GROUPS - first, SPAN).to(tl.int32)
+    turn = turns * 0
     while turn < turns:
-        block = first + turn.to(tl.int64)
         start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
         position = (begin + start.to(INDEX)) + element
         negative = element  # below zero if the weight is
@@ -245,4 +245,4 @@ def coded_kernel(
         )  # fmt: skip
         grad, held, exponents = next_grad, next_held, next_exponents
         words0, words1, words2, words3, sign_words = next0, next1, next2, next3, next_signs
-        turn += 1
+        block, turn = block + 1, turn + 1
