@@ -46,13 +46,18 @@ def largest_bits(moment, COUNT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.cons
 
 
 @triton.jit
+def of_rows(values, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """For each row, its group's value."""
+    return tl.reshape(tl.broadcast_to(values[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
+
+
+@triton.jit
 def encoded(moment, largest, position, phase, COUNT: tl.constexpr, ROWS: tl.constexpr):
     """moment8.encode_: codes, as the upper byte of 32 bits, and the exponents of their rows.
 
     What lies outside of the tensor must be zero.
     """
-    largest = tl.reshape(tl.broadcast_to(largest[:, None], [COUNT, ROWS // COUNT]), [ROWS])[:, None]
-    exponents = tl.maximum((largest >> 23) - 50, 0)
+    exponents = tl.maximum((of_rows(largest, COUNT, ROWS) >> 23) - 50, 0)
     above = tl.maximum(moment.to(tl.int32, bitcast=True) - ((exponents << 23) - 52), 0)
     dither = tl.umulhi(position.to(tl.uint32) * 0x85EBCA6B + phase, 16776192)
     return above.to(tl.uint32) * 10 + dither, exponents

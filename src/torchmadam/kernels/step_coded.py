@@ -16,7 +16,15 @@ from torchmadam.kernels.arithmetic import (
     rounded,
     shared_bits,
 )
-from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_codes, store_exponents
+from torchmadam.kernels.moments import (
+    decoded,
+    encoded,
+    largest_bits,
+    load_exponents,
+    of_rows,
+    store_codes,
+    store_exponents,
+)
 from torchmadam.kernels.planes import (
     code_of,
     fetch,
@@ -205,20 +213,23 @@ def coded_kernel(
         by, doubt = fast_rounded(move, lost, bits, SIGNED, STOCHASTIC)
 
         largest = tl.zeros([EXPONENTS], tl.int32)
+        worst = tl.max(doubt.to(tl.int32, bitcast=True), 1)[:, None]
         if EIGHT:
+            # Threads are asked once whether anything is unusual, and only then, what.
             largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
-            size = tl.max(largest.to(tl.uint32, bitcast=True), 0)
+            unusual = of_rows(largest, EXPONENTS, GROUPS).to(tl.uint32, bitcast=True) > most_moment
+            unusual = unusual | (exponents < least_exponent)
+            doubtful = tl.max(tl.max(tl.where(unusual, DOUBTFUL + 1, worst), 1), 0) > DOUBTFUL
+            if doubtful:  # small exponents only matter where there is a gradient
+                sizes = grad & 0x7FFF7FFF if PAIRS else tl.abs(g).to(tl.int32, bitcast=True)
+                doubtful = (tl.max(tl.max(sizes, 1), 0) > 0) | (tl.max(tl.max(worst, 1), 0) > DOUBTFUL)
+                doubtful = doubtful | (tl.max(largest.to(tl.uint32, bitcast=True), 0) > most_moment)
         else:
             size = tl.max(tl.max(moment.to(tl.uint32, bitcast=True), 1), 0)
-        doubtful = tl.max(tl.max(doubt.to(tl.int32, bitcast=True), 1), 0) > DOUBTFUL
-        doubtful = doubtful | (size > most_moment)
-        if EIGHT:
-            if tl.min(tl.min(exponents, 1), 0) < least_exponent:
-                sizes = grad & 0x7FFF7FFF if PAIRS else tl.abs(g).to(tl.int32, bitcast=True)
-                doubtful = doubtful | (tl.max(tl.max(sizes, 1), 0) > 0)
-        elif HAS_MOMENT:
-            raw = g.to(tl.uint32, bitcast=True)
-            doubtful = doubtful | (tl.min(tl.min(raw + raw - 1, 1), 0) < least_grad)
+            doubtful = (tl.max(tl.max(worst, 1), 0) > DOUBTFUL) | (size > most_moment)
+            if HAS_MOMENT:
+                raw = g.to(tl.uint32, bitcast=True)
+                doubtful = doubtful | (tl.min(tl.min(raw + raw - 1, 1), 0) < least_grad)
         if doubtful:
             held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
             moment = held
