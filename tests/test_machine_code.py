@@ -17,15 +17,18 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="under the interpreter nothing is compiled"
 )
 POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", torch.uint8: "*u8"}
+POINTERS |= {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
-def machine_code(kernel, signature, constants, folder, **options):
-    """The disassembled kernel for compute capability 9.0."""
+def machine_code(kernel, signature, constants, folder, aligned=False, **options):
+    """The disassembled kernel for compute capability 9.0; ``aligned``: for pointers that 16 divides."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     places = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    pointers = [i for i, kind in enumerate(signature.values()) if kind.startswith("*") and aligned]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     (folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -33,10 +36,8 @@ def machine_code(kernel, signature, constants, folder, **options):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def launched(one, folder):
+def launched(one, folder, **how):
     """The machine code of a launch, from the arguments it would be given."""
-    from torchmadam.kernels import launch
-
     kernel, arguments = one.kernel, one.arguments
     constants = {p.name: arguments[p.name] for p in kernel.params if p.is_constexpr}
 
@@ -46,7 +47,7 @@ def launched(one, folder):
         return "i32" if isinstance(value, int) else "fp32"
 
     signature = {n: "constexpr" if n in constants else type_of(arguments[n]) for n in kernel.arg_names}
-    return machine_code(kernel, signature, constants, folder, **one.options, **launch.EXACT)
+    return machine_code(kernel, signature, constants, folder, **one.options, **how)
 
 
 RULE = {
@@ -88,7 +89,7 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
     assert len(steps) == (1 if kind in ("float32", "bfloat16") else 2)
     assert any(one.arguments.get("EVEN") for one in steps) == kind.startswith("large")
     for one in found:
-        code = launched(one, tmp_path)
+        code = launched(one, tmp_path, **launch.EXACT)
         if one.arguments.get("EIGHT") and one.arguments.get("FLAT", True):
             assert "REDUX" in code  # one instruction of a warp
             assert kind in ("float32", "bfloat16") or "LDS" not in code  # nothing goes from thread to thread
@@ -115,3 +116,43 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
     code = machine_code(decode_kernel, signature, constants, tmp_path)
     assert "MUFU.EX2" in code
     assert "16x2" not in code
+
+
+# Instructions a weight, of a thread with 128 weights and all that comes before and after; what they were, and a tenth.
+LINEAR = {"paper8": 10.6, "paper10": 13.0, "paper12": 13.2, "signed8": 10.3, "signed12": 12.5}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_linear_layer_of_codes_decodes_in_registers_with_few_instructions_a_weight(name, dtype, tmp_path):
+    code = linear_code(name, dtype, 1, tmp_path)
+    instructions = [line for line in code.splitlines() if line.lstrip().startswith("/*") and ";" in line]
+    assert len(instructions) / 128 < LINEAR[name]
+    assert "I2F" not in code  # converting is a slow instruction
+    assert code.count("MUFU.EX2") == (0 if name.startswith("signed") else 128)
+    assert "STL" not in code  # nothing is spilled
+    first_use = next(i for i, line in enumerate(instructions) if "FFMA" in line)
+    loads = [i for i, line in enumerate(instructions) if "LDG.E.128" in line]
+    assert sum(i < first_use for i in loads) >= 4  # several loads are under way before the first is waited for
+    sums = code.index("SHFL")
+    assert "STS" not in code[:sums]  # nothing goes from thread to thread but the sums, at the end
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("batch", [5, 64])
+def test_larger_batches_compile_for_tensor_cores(name, batch, tmp_path):
+    for dtype, kind in ((torch.bfloat16, "BF16"), (torch.float16, "F32 ")):
+        code = linear_code(name, dtype, batch, tmp_path)
+        assert "HMMA.16816.F32" in code
+        assert kind in code
+        assert "STL" not in code
+
+
+def linear_code(name, dtype, batch, folder):
+    from torchmadam.kernels import launch_linear
+    from torchmadam.ladder.layout import CodeLayout
+
+    coding = CodeLayout.contiguous(LadderFormat.preset(name), (4096, 4096))
+    planes = [torch.empty(s, dtype=torch.uint8) for s in coding.plane_shapes]
+    x, out, limit = torch.zeros(batch, 4096, dtype=dtype), torch.empty(batch, 4096, dtype=dtype), torch.ones(())
+    return launched(launch_linear.prepared(out, x, planes, limit, coding, None), folder, aligned=True)

@@ -23,7 +23,8 @@ from torchmadam.ladder.layout import BLANK, CodeLayout
 from torchmadam.ladder.rows import Rows
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-# Operators that move elements, filled in by moves.py; a handler may decline with NotImplemented.
+# Operators that move elements, filled in by moves.py, and products that never make floats of them, by products.py; a
+# handler may decline with NotImplemented.
 MOVES: dict[Any, Handler] = {}
 
 
