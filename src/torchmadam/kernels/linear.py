@@ -111,6 +111,17 @@ def load_inputs(x, start, group, inside, LANES: tl.constexpr, EVEN: tl.constexpr
 
 
 @triton.jit
+def after_loads(whole, limit):
+    """``whole``, in a way that keeps loads before what is computed from it, where the compiler would mix them.
+
+    It saves registers so, but then waits for some weights before it asks for others. Loads do not move across a
+    barrier, and nothing that needs a limit comes before the limit is there, which is never below zero.
+    """
+    tl.debug_barrier()
+    return tl.where(tl.load(limit) >= 0, whole, 0.0)
+
+
+@triton.jit
 def vector_kernel(
     out, x, bias, limit, plane0, plane1, signs, batch, rows, whole, zero, spacing, p1, p2, factor, W0: tl.constexpr,
     W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
@@ -118,8 +129,8 @@ def vector_kernel(
 ):  # fmt: skip
     """At most B rows of x with R rows of W, of GROUPS each; G groups at a time, the next ones under way.
 
-    Weights are float32 and not rounded; the limit, which they share, multiplies the sums. EARLY: barriers keep the
-    compiler from putting off loads until just before their use, which it does to save registers.
+    Weights are float32 and not rounded; the limit, which they share, multiplies the sums. EARLY: all loads of a turn
+    come before its arithmetic.
     """
     row, input = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, B)
     # Beyond the last row it is the last again; nothing of that is stored.
@@ -132,14 +143,14 @@ def vector_kernel(
     total = tl.zeros([G, B, R], tl.float32)
     LAST: tl.constexpr = (GROUPS - 1) // G * G
     if EARLY and LAST == 0:
-        tl.debug_barrier()
+        whole = after_loads(whole, limit)
     for at in range(0, LAST, G):
         ahead = at + G + group
         next0, next1, next2 = load_weights(
             plane0, plane1, signs, first + ahead[:, None], (ahead < GROUPS)[:, None], W0, W1, SIGNS, LANES, EVEN
         )
         if EARLY:
-            tl.debug_barrier()
+            whole = after_loads(whole, limit)
         inputs = load_inputs(x, start, at + group, at + group < GROUPS, LANES, EVEN, B, G)
         w = rungs(words0, words1, words2, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G)
         total += tl.sum(w[:, None, :, :] * inputs, 3)
