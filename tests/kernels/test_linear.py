@@ -107,7 +107,7 @@ def test_the_formulas_of_weights_agree_with_decoding_to_four_millionths():
         if arithmetic["KIND"] == 0:
             found = torch.exp2(k * arithmetic["spacing"])
         else:
-            found = k * (1 + k**2 * (arithmetic["p1"] + k**2 * arithmetic["p2"]))
+            found = k * ((k**2 + arithmetic["p1"]) ** 2 + arithmetic["p2"])
         expected = ladder.decode(torch.arange(ladder.levels, dtype=torch.int32), torch.ones(())).double()
         torch.testing.assert_close(found * arithmetic["factor"], expected, rtol=4e-6, atol=0)
 

@@ -93,8 +93,11 @@ def arithmetic(ladder: LadderFormat) -> dict[str, float]:
     third += 2 * most * fourth
     series = [series[0] + third * most**3 / 32, series[1] - third * most**2 * 9 / 16, series[2] + third * most * 3 / 2]
     if third * most**3 / 32 < POLYNOMIAL_ERROR:
-        p1, p2 = (series[i] / series[0] * ladder.spacing ** (2 * i) for i in (1, 2))
-        return found | {"KIND": 1, "p1": p1, "p2": p2, "factor": ladder.crossing * ladder.spacing * series[0]}
+        # Divided by the last coefficient, it is (a^2 + half)^2 + rest: an instruction less. And a is k times the spacing.
+        half = series[1] / series[2] / 2
+        rest = series[0] / series[2] - half**2
+        factor = ladder.crossing * series[2] * ladder.spacing**5
+        return found | {"KIND": 1, "p1": half / ladder.spacing**2, "p2": rest / ladder.spacing**4, "factor": factor}
     return found | {"KIND": 2, "spacing": ladder.spacing / math.log(2), "factor": 0.5 * ladder.crossing}
 
 
