@@ -31,7 +31,7 @@ VECTOR: dict[str, list[Any]] = {
     "VECTOR_ROWS": [1, 2, 4, 8],
     "VECTOR_WARPS": [2, 4, 8],
     "VECTOR_EARLY": [True, False],
-    "VECTOR_REGISTERS": [0, 128, 96, 80, 64],
+    "VECTOR_REGISTERS": [255, 128, 96, 80, 64],
     "VECTOR_MOST": [16],
 }
 TILE: dict[str, list[Any]] = {

@@ -1,12 +1,13 @@
 """The benchmarks run, and a wrong step gets no time."""
 
+import json
 import time
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import imagenet
+from benchmarks import imagenet, linear
 from benchmarks.__main__ import _time
 from benchmarks.registry import ENTRIES, Missing
 from benchmarks.training import RandomPictures, Training
@@ -80,3 +81,36 @@ def test_a_peer_that_is_not_installed_shows_as_missing():
         raise Missing("not installed")
 
     assert _time(replace(ENTRIES[0], make=absent), odd(), CPU, 0.001, None, 1e9)["missing"] == "not installed"
+
+
+def test_linear_layers_of_codes_are_timed_beside_bfloat16(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.linear._bandwidth", lambda device, seconds: 1e9)
+    small = ["--device", "cpu", "--shapes", "32x64", "--batches", "1", "--ladders", "paper8", "signed8"]
+    monkeypatch.setattr("sys.argv", ["linear", *small, "--seconds", "0.001", "--out", str(tmp_path)])
+    linear.main()
+    (found,) = json.loads((tmp_path / "cpu-linear.json").read_text())["linear"]
+    assert (found["shape"], found["batch"]) == ([32, 64], 1)
+    assert [row["weights"] for row in found["rows"]] == ["bfloat16", "paper8", "signed8"]
+    assert all(row["ms"] > 0 and row["floor_ms"] > 0 for row in found["rows"])
+
+
+def test_a_wrong_product_is_noticed_and_not_timed(monkeypatch):
+    def drifting(x, weight):
+        return plain(x, weight) * 1.1
+
+    plain = torch.nn.functional.linear
+    monkeypatch.setattr("benchmarks.linear.functional.linear", drifting)
+    _, row = linear.measured((32, 64), 1, ["signed8"], CPU, 0.001, 1e9)
+    assert "ms" not in row
+    assert row["missing"].startswith("wrong")
+
+
+def test_a_sweep_leaves_the_settings_as_they_were(monkeypatch, capsys):
+    launch_linear = pytest.importorskip("torchmadam.kernels.launch_linear")
+    before = {name: getattr(launch_linear, name) for name in {**linear.VECTOR, **linear.TILE}}
+    for space in (linear.VECTOR, linear.TILE):
+        for name in space:
+            monkeypatch.setitem(space, name, space[name][-1:])
+    linear.sweep((32, 64), 1, "signed8", CPU, 0.001)
+    assert capsys.readouterr().out.count("32x64 batch 1 signed8") == 2
+    assert before == {name: getattr(launch_linear, name) for name in before}

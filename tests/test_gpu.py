@@ -452,3 +452,58 @@ def test_a_monitor_sees_on_a_gpu_what_it_sees_on_a_cpu_and_refuses_to_be_capture
     refused = pytest.raises(RuntimeError, match="attach it after the capture")
     with TrustMonitor(optimizer, every=1), refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()
+
+
+# ---- linear layers with coded weights, for generation
+
+
+@pytest.mark.parametrize("ladder", ["paper8", "paper10", "paper12", "signed8", "signed12"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 16, 17, 33, 64, 65])
+def test_a_linear_layer_of_codes_gives_the_product_of_the_decoded_weights(ladder, dtype, batch):
+    """4,096 columns, as the kernels like them; 4,128 and 96, which end within a block; 100, which they decline."""
+    for rows, columns in ((2053, 4096), (37, 4128), (129, 96), (40, 100)):
+        torch.manual_seed(0)
+        net = torchmadam.to_ladder_(nn.Linear(columns, rows), ladder, dtype=dtype).cuda()
+        weight, bias = (p.detach().decode(torch.float32).double() for p in (net.weight, net.bias))
+        x = torch.randn(batch, columns, device="cuda").to(dtype)
+        with torch.no_grad():
+            found = net(x)
+        expected = x.double() @ weight.T + bias
+        rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+        weights = 5e-6 if batch <= 4 and columns % 32 == 0 else rounding
+        bound = 2 * rounding * expected.abs() + weights * (x.double().abs() @ weight.abs().T) + rounding * bias.abs()
+        assert torch.all((found.double() - expected).abs() <= bound), (rows, columns)
+        assert found.dtype == dtype
+
+
+@pytest.mark.parametrize("batch", [1, 17])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_captured_linear_layer_of_codes_replays_and_makes_no_float_matrix(batch, mode):
+    net = torchmadam.to_ladder_(nn.Linear(4096, 4096, bias=False), "signed8", dtype=torch.bfloat16).cuda()
+    x = torch.randn(batch, 4096, device="cuda").bfloat16()
+    with mode():
+        net(x)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        eager = net(x)
+        assert torch.cuda.max_memory_allocated() - before < 2**21  # decoded, the weight would take 2^25 bytes
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = net(x)
+        graph.replay()
+        assert torch.equal(out, eager)
+        x.neg_()
+        graph.replay()
+        assert torch.equal(out, -eager)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_a_compiled_model_of_codes_generates_with_the_operator():
+    net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 64))
+    net = torchmadam.to_ladder_(net, "paper8", dtype=torch.bfloat16).cuda()
+    x = torch.randn(1, 256, device="cuda").bfloat16()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(net, fullgraph=True)(x), net(x), rtol=0.05, atol=0.02)

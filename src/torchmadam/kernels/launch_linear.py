@@ -16,7 +16,8 @@ from torchmadam.ladder.layout import SEED, CodeLayout
 VECTOR_MOST = 4
 VECTOR_ROWS = 4  # of W that share what is loaded of x; more take registers from the programs beside
 VECTOR_WARPS = 4
-VECTOR_REGISTERS = 0  # of a thread, at most; 0: as many as the compiler likes
+VECTOR_REGISTERS = 0  # of a thread, at most; 0: as many as the compiler likes, but for what does with few:
+LEAN_REGISTERS = 64  # one plane, no signs beside it, one row of x; 32 warps then run at a time, not 16 or fewer
 VECTOR_EARLY = True
 FEW_ROWS = 2048  # of W; below, a program takes one, since else there were fewer programs than a GPU runs at a time
 TILE_ROWS = 16
@@ -54,25 +55,27 @@ def prepared(
     ladder = launch._ladder_arguments(coding)
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
-    kernel, options, tile = plan(batch, rows, coding.columns)
+    lean = ladder["W1"] == 0 and not signs and batch == 1
+    kernel, options, tile = plan(batch, rows, coding.columns, lean=lean)
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
         "plane1": k_planes[-1], "signs": planes[-1], "batch": batch, "rows": rows,
-        "GROUPS": coding.columns // tile["LANES"], "whole": 2.0**23, "W0": ladder["W0"], "W1": ladder["W1"],
-        "SIGNS": signs, "BIAS": bias is not None, **arithmetic(coding.format), **tile,
+        "ones": (1 << ladder["W0"]) - 1, "whole": 2.0**23, "GROUPS": coding.columns // tile["LANES"],
+        "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, "BIAS": bias is not None,
+        **arithmetic(coding.format), **tile,
     }  # fmt: skip
     return launch.Launch(kernel, -(-rows // tile["R"]), arguments, options=options)
 
 
-def plan(batch: int, rows: int, columns: int) -> tuple[Any, dict[str, int], dict[str, Any]]:
+def plan(batch: int, rows: int, columns: int, *, lean: bool) -> tuple[Any, dict[str, int], dict[str, Any]]:
     """Which kernel, compiled how, and the sizes of what its programs work on."""
     if batch <= VECTOR_MOST:
         groups = columns // VECTOR_LANES
         warps = min(VECTOR_WARPS, max(1, _power_of_2(groups) // 32))
         tile = {"LANES": VECTOR_LANES, "B": _power_of_2(batch), "R": VECTOR_ROWS if rows >= FEW_ROWS else 1}
         tile |= {"G": 32 * warps, "EVEN": groups % (32 * warps) == 0, "EARLY": VECTOR_EARLY}
-        registers = {"maxnreg": VECTOR_REGISTERS} if VECTOR_REGISTERS else {}
-        return linear.vector_kernel, {"num_warps": warps, **registers}, tile
+        registers = VECTOR_REGISTERS or (LEAN_REGISTERS if lean else 0)
+        return linear.vector_kernel, {"num_warps": warps, **({"maxnreg": registers} if registers else {})}, tile
     groups = columns // TILE_LANES
     tile = {"LANES": TILE_LANES, "B": max(16, _power_of_2(batch)), "R": TILE_ROWS, "G": TILE_GROUPS}
     return linear.tile_kernel, TILE_OPTIONS, tile | {"EVEN": groups % TILE_GROUPS == 0}
@@ -93,7 +96,7 @@ def arithmetic(ladder: LadderFormat) -> dict[str, float]:
     third += 2 * most * fourth
     series = [series[0] + third * most**3 / 32, series[1] - third * most**2 * 9 / 16, series[2] + third * most * 3 / 2]
     if third * most**3 / 32 < POLYNOMIAL_ERROR:
-        # Divided by the last coefficient, it is (a^2 + half)^2 + rest: an instruction less. And a is k times the spacing.
+        # Over its last coefficient it is (a^2 + half)^2 + rest: an instruction less. And a is k times the spacing.
         half = series[1] / series[2] / 2
         rest = series[0] / series[2] - half**2
         factor = ladder.crossing * series[2] * ladder.spacing**5

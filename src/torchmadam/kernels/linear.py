@@ -53,13 +53,14 @@ def spread(words, lowest, WIDTH: tl.constexpr, LANES: tl.constexpr, R: tl.conste
 
 @triton.jit
 def whole_floats(
-    words0, words1, whole, zero, W0: tl.constexpr, W1: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr,
+    words0, words1, ones, whole, zero, W0: tl.constexpr, W1: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
     """K - zero as float32. Conversions are slow, but the bits of k below those of 2^n are those of 2^n + k.
 
     Which n, is free: of a word of four codes the first two stay where they are, and two planes meet at bit 8. ``whole``
-    is 2^23, and no constant: an instruction has room for one constant, and those that cut k out have theirs.
+    is 2^23 and ``ones`` are as many as W0 says. Neither is a constant: an instruction has room for one, and the
+    compiler would take shifts that two weights share for something better.
     """
     if W1 > 0:
         LOW: tl.constexpr = 8 - W1
@@ -71,14 +72,14 @@ def whole_floats(
         lowest = (tl.arange(0, EACH) % 2)[None, None, None, :] * 8
         odd = (tl.arange(0, LANES) % 2)[None, None, :]
         size = tl.where(odd > 0, whole * 0.00390625, whole)
-        k = spread(words0, lowest, W0, LANES, R, G) & (((1 << W0) - 1) << (odd * 8))
+        k = spread(words0, lowest, W0, LANES, R, G) & tl.where(odd > 0, ones << 8, ones)
         raw = k | size.to(tl.int32, bitcast=True)
     return raw.to(tl.float32, bitcast=True) - (size + zero)
 
 
 @triton.jit
 def rungs(
-    words0, words1, words2, whole, zero, spacing, p1, p2, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
+    words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
     KIND: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """Float32 weights, G x R x LANES, less the factor that all of them share (launch_linear.arithmetic).
@@ -86,7 +87,7 @@ def rungs(
     KIND 0: the paper's, 2^(k spacing), here with a spacing below zero. 1: sinh, as k ((k^2 + p1)^2 + p2), which is
     large, 2e19 at 12 bits, but in three instructions. 2: sinh, as a difference of powers, each as slow as eight others.
     """
-    k = whole_floats(words0, words1, whole, zero, W0, W1, LANES, R, G)
+    k = whole_floats(words0, words1, ones, whole, zero, W0, W1, LANES, R, G)
     if KIND == 0:
         w = tl.exp2(k * spacing)
         if SIGNS:
@@ -123,8 +124,8 @@ def after_loads(whole, limit):
 
 @triton.jit
 def vector_kernel(
-    out, x, bias, limit, plane0, plane1, signs, batch, rows, whole, zero, spacing, p1, p2, factor, W0: tl.constexpr,
-    W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
+    out, x, bias, limit, plane0, plane1, signs, batch, rows, ones, whole, zero, spacing, p1, p2, factor,
+    W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     EARLY: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """At most B rows of x with R rows of W, of GROUPS each; G groups at a time, the next ones under way.
@@ -152,11 +153,11 @@ def vector_kernel(
         if EARLY:
             whole = after_loads(whole, limit)
         inputs = load_inputs(x, start, at + group, at + group < GROUPS, LANES, EVEN, B, G)
-        w = rungs(words0, words1, words2, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G)
+        w = rungs(words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G)
         total += tl.sum(w[:, None, :, :] * inputs, 3)
         words0, words1, words2 = next0, next1, next2
     inputs = load_inputs(x, start, LAST + group, LAST + group < GROUPS, LANES, EVEN, B, G)
-    w = rungs(words0, words1, words2, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G)
+    w = rungs(words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G)
     total += tl.sum(w[:, None, :, :] * inputs, 3)
     y = tl.sum(total, 0) * (tl.load(limit) * factor)
     if BIAS:
@@ -167,8 +168,8 @@ def vector_kernel(
 
 @triton.jit
 def tile_kernel(
-    out, x, bias, limit, plane0, plane1, signs, batch, rows, whole, zero, spacing, p1, p2, factor, W0: tl.constexpr,
-    W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
+    out, x, bias, limit, plane0, plane1, signs, batch, rows, ones, whole, zero, spacing, p1, p2, factor,
+    W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     GROUPS: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """The same on tensor cores, for more rows of x: weights have the limit in them and are rounded to x's dtype."""
@@ -184,7 +185,7 @@ def tile_kernel(
             plane0, plane1, signs, first + group[:, None], (group < GROUPS)[:, None], W0, W1, SIGNS, LANES, EVEN
         )
         inputs = fetch(x + start + column[None, :], (column < GROUPS * LANES)[None, :], EVEN)
-        w = rungs(words0, words1, words2, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G) * scale
+        w = rungs(words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G) * scale
         w = tl.reshape(tl.permute(w, (1, 0, 2)), [R, G * LANES]).to(x.dtype.element_ty)
         total = tl.dot(w, tl.trans(inputs), total)
     if BIAS:
