@@ -17,7 +17,7 @@ VECTOR_MOST = 4
 VECTOR_ROWS = 4  # of W that share what is loaded of x; more take registers from the programs beside
 VECTOR_WARPS = 4
 VECTOR_REGISTERS = 0  # of a thread, at most; 0: as many as the compiler likes, but for what does with few:
-LEAN_REGISTERS = 64  # one plane, no signs beside it, one row of x; 32 warps then run at a time, not 16 or fewer
+LEAN_REGISTERS = 64  # a polynomial, one plane, one row of x; 32 warps then run at a time, not 16 or fewer
 VECTOR_EARLY = True
 FEW_ROWS = 2048  # of W; below, a program takes one, since else there were fewer programs than a GPU runs at a time
 TILE_ROWS = 16
@@ -55,14 +55,15 @@ def prepared(
     ladder = launch._ladder_arguments(coding)
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
-    lean = ladder["W1"] == 0 and not signs and batch == 1
+    numbers = arithmetic(coding.format)
+    lean = numbers["KIND"] == 1 and ladder["W1"] == 0 and batch == 1
     kernel, options, tile = plan(batch, rows, coding.columns, lean=lean)
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
         "plane1": k_planes[-1], "signs": planes[-1], "batch": batch, "rows": rows,
         "ones": (1 << ladder["W0"]) - 1, "whole": 2.0**23, "GROUPS": coding.columns // tile["LANES"],
         "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, "BIAS": bias is not None,
-        **arithmetic(coding.format), **tile,
+        **numbers, **tile,
     }  # fmt: skip
     return launch.Launch(kernel, -(-rows // tile["R"]), arguments, options=options)
 
