@@ -439,6 +439,19 @@ def test_every_view_shows_the_elements_it_should(ladder, view):
         torch.testing.assert_close(weight.grad, dense.grad)
 
 
+@every_ladder
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("made_there", [False, True])
+def test_every_view_shows_the_elements_it_should_in_inference_mode_too(ladder, view, made_there):
+    torch.manual_seed(0)
+    weight = to_ladder_(nn.Linear(13, 12, bias=False), ladder).weight
+    with torch.inference_mode():
+        weight = weight.clone() if made_there else weight
+        ours, theirs = VIEWS[view](weight), VIEWS[view](weight.decode())
+        assert torch.equal(ours.decode() if isinstance(ours, LadderTensor) else ours, theirs)
+        assert isinstance(ours, LadderTensor) or view not in ("reshape of a transpose", "contiguous", "clone", "view")
+
+
 def test_a_reshape_that_copies_stays_coded_for_autograd():
     torch.manual_seed(0)
     weight = to_ladder_(nn.ParameterList([nn.Parameter(torch.randn(3, 4, 12))]))[0]
@@ -489,6 +502,26 @@ def test_weights_in_column_major_memory_convert_and_copy_right():
         torch.testing.assert_close(decoded, weight, rtol=0, atol=0.02 if ladder == "paper12" else 0.01)
         assert torch.equal(holder[0].detach().t().contiguous().decode(), decoded.t())
         assert torch.equal(holder[0].detach().t().clone().decode(), decoded.t())
+
+
+@pytest.mark.parametrize("ladder", ["paper12", "signed8"])
+def test_in_inference_mode_weights_are_viewed_copied_and_saved_and_train_on_after_it(ladder):
+    model = to_ladder_(nn.Linear(6, 6), ladder)
+    want = model.weight.decode().clone()
+    with torch.inference_mode():
+        weight = model.weight
+        assert torch.equal(weight.detach().decode(), want)
+        assert torch.equal(weight.t().contiguous().decode(), want.t())
+        assert torch.equal(weight.view(36)[3:].decode(), want.view(36)[3:])
+        assert torch.equal(weight.chunk(2)[1].decode(), want.chunk(2)[1])
+        assert torch.equal(weight.clone().t().detach().decode(), want.t())  # of a tensor that inference mode has made
+        assert torch.equal(model.state_dict()["weight"].decode(), want)
+        kept = copy.deepcopy(model)
+        assert torch.equal(kept(torch.eye(6)), model(torch.eye(6)))
+    model(torch.randn(2, 6)).sum().backward()
+    Madam(model.parameters()).step()
+    assert not torch.equal(model.weight.decode(), want)
+    assert torch.equal(kept.weight.decode(), want)
 
 
 def test_a_view_that_does_not_exist_is_refused_as_of_floats():

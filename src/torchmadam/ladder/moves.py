@@ -4,6 +4,7 @@ Each handler is called with the operator and its arguments, and registered in ``
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -47,9 +48,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # view(torch.int32) and the like look at bits, and codes have others
 
     def coded(t: Tensor) -> LadderTensor:
-        out = _like(source, source.planes, source.limit, size=t.shape, stride=t.stride(), offset=t.storage_offset())
-        out._cast_at = source._cast_at
-        return out
+        return _seen(source, size=t.shape, stride=t.stride(), offset=t.storage_offset())
 
     out = tree_map_only(Tensor, coded, viewed)
     return return_and_correct_aliasing(func, args, kwargs, out) if func.is_view else out
@@ -66,10 +65,16 @@ def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **changes: Any) -> Any:
-    source: LadderTensor = args[0]
-    out = _like(source, source.planes, source.limit, **changes)
+    return return_and_correct_aliasing(func, args, kwargs, _seen(args[0], **changes))
+
+
+def _seen(source: LadderTensor, **changes: Any) -> LadderTensor:
+    """A view. In inference mode, too, an ordinary tensor's is an ordinary one, as PyTorch demands."""
+    ordinary = torch.is_inference_mode_enabled() and not source.is_inference()
+    with torch.inference_mode(False) if ordinary else nullcontext():
+        out = _like(source, source.planes, source.limit, **changes)
     out._cast_at = source._cast_at
-    return return_and_correct_aliasing(func, args, kwargs, out)
+    return out
 
 
 def _recoded(source: LadderTensor, order: Sequence[int]) -> LadderTensor:

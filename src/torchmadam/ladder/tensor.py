@@ -5,6 +5,7 @@ write floats into codes raise. Everything else decodes and computes. So autograd
 saves codes.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -215,15 +216,27 @@ class LadderTensor(Rows, Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         # What moves elements stays coded,
-        handler = MOVES.get(func) or (MOVES["view"] if func.is_view else None)
+        handler = MOVES.get(func) or (MOVES["view"] if func.is_view and not _is_composite(func) else None)
         moved = handler(func, args, kwargs) if handler else NotImplemented
         if moved is not NotImplemented:
             return moved
+        if _is_composite(func):
+            return func.decompose(*args, **kwargs)
         # what would write floats into codes raises,
         if any(isinstance(t, LadderTensor) for t in _written(func, args, kwargs)):
             raise refusal(func.name().replace("aten::", ""))
         # and everything else decodes and computes.
         return func(*map(_decoded, args), **{name: _decoded(value) for name, value in kwargs.items()})
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is made of others, which in inference mode are not put in its place before it comes here.
+
+    Some call themselves views and copy if they have to, such as ``contiguous`` and ``reshape``.
+    """
+    found: bool = func._can_decompose()
+    return found
 
 
 def _decoded(value: Any) -> Any:
