@@ -3,8 +3,7 @@
 import functools
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchmadam.kernels import decode as decoding
-from torchmadam.kernels import step_coded, step_float, tables
+from torchmadam.kernels import resident, step_coded, step_float, tables
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
@@ -72,7 +71,7 @@ class Launches:
 
     def __call__(self, lr: float | Tensor) -> None:
         """Launch. Whether lr is a tensor, and then which one, must not change from one call to the next."""
-        with _on(self._device):
+        with resident.on(self._device):
             if not self._compiled:
                 self._compile(lr)
                 return
@@ -118,9 +117,9 @@ def float_step(
     ]  # fmt: skip
     device, dtype = params[0].device, params[0].dtype
     launches = Launches(device)
-    table, clock = _table(rows, device)
+    table, clock = resident.table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS)
-    blocks = _blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
+    blocks = resident.blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
         {
@@ -177,7 +176,7 @@ def coded_step(
         )  # fmt: skip
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
-    table, clock = _table(rows, device)
+    table, clock = resident.table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.CODED_COLUMNS)
     wide = [tables.GRAD, *([tables.MOMENT] if moments else []), *range(tables.PLANES, tables.CODED_FIRST)]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
@@ -189,7 +188,7 @@ def coded_step(
         warps = -(-block // (32 * 8))
         counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows_of_kind]
         span = _span(sum(counts), block)
-        blocks = _blocks(tuple(-(-count // span) for count in counts), device, first)
+        blocks = resident.blocks(tuple(-(-count // span) for count in counts), device, first)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
             {
@@ -233,7 +232,7 @@ def _decoded(
         return out
     used = [plane.contiguous() for plane in planes]
     padded = used[:k_planes] + [out] * (4 - k_planes)
-    with _on(out.device):
+    with resident.on(out.device):
         decoding.decode_kernel[(programs,)](out, limit, used[-1], *padded, *numbers, **constants)
     return out
 
@@ -333,71 +332,3 @@ def _add_clock(launches: Launches, table: Tensor, clock: Tensor, count: int, bet
             "FIELDS": fields, "BLOCK": 256,
         },
     ))  # fmt: skip
-
-
-# The tables of the last steps; and what captured graphs refer to, which must stay.
-_TABLES: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
-_CAPTURED: dict[int, Tensor] = {}
-
-
-def _cached(key: tuple[Any, ...], device: torch.device, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """What ``make`` makes, kept: addresses rarely change from one step to the next.
-
-    What is made while a graph is captured is not kept: its memory is the graph's, and is filled when it is replayed.
-    """
-    made = _TABLES.get((device, *key))
-    if made is None:
-        made = make()
-        if not _is_capturing(device):
-            while len(_TABLES) >= 128:
-                del _TABLES[next(iter(_TABLES))]
-            _TABLES[device, *key] = made
-    return tuple(_keep(tensor) for tensor in made)
-
-
-def _table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows on the device, and room for the clock's notes on them."""
-
-    def make() -> tuple[Tensor, Tensor]:
-        notes = torch.empty(tables.CLOCK * len(rows), dtype=torch.int32, device=device)
-        return _sent(torch.tensor(rows, dtype=torch.int64), device), notes
-
-    table, notes = _cached(tuple(tuple(row) for row in rows), device, make)
-    return table, notes
-
-
-def _blocks(counts: tuple[int, ...], device: torch.device, first: int = 0) -> Tensor:
-    """For each program the tensor it works on, counted from ``first``, and which of that tensor's spans of blocks."""
-
-    def make() -> tuple[Tensor]:
-        tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
-        block = torch.arange(len(tensor)) - starts[tensor]
-        return (_sent(torch.stack([tensor + first, block], dim=1).to(torch.int32), device),)
-
-    (blocks,) = _cached((counts, first), device, make)
-    return blocks
-
-
-def _sent(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device. From pinned memory: then the copy does not synchronise, and may be captured."""
-    if device.type == "cuda":
-        host = _keep(host.pin_memory())
-    return host.to(device, non_blocking=True)
-
-
-def _keep(tensor: Tensor) -> Tensor:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        _CAPTURED[tensor.data_ptr()] = tensor
-    return tensor
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, whatever device the tensors are on."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)

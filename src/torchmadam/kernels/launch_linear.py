@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmadam.kernels import launch, linear
+from torchmadam.kernels import launch, linear, resident
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import SEED, CodeLayout
 
@@ -42,7 +42,7 @@ def forward(x: Tensor, planes: Sequence[Tensor], limit: Tensor, coding: CodeLayo
     """X W^T + bias, for a contiguous matrix x of which :func:`takes` says so."""
     out = torch.empty(x.shape[0], coding.rows, dtype=x.dtype, device=x.device)
     own = prepared(out, x, planes, limit, coding, bias)
-    with launch._on(x.device):
+    with resident.on(x.device):
         own.kernel[(own.programs,)](**own.arguments, **own.options)
     return out
 
