@@ -85,7 +85,9 @@ class Launches:
             arguments = own.arguments
             if own.unit and not isinstance(lr, Tensor):
                 arguments["lr"] = lr / own.unit
-            compiled = own.kernel[(own.programs,)](**arguments, **own.options, **EXACT)
+            # The clock begins when all work before it is done; the steps after it need not wait for its end to begin.
+            early = {"launch_pdl": True} if arguments["EARLY"] and own.kernel is not tables.clock_kernel else {}
+            compiled = own.kernel[(own.programs,)](**arguments, **own.options, **EXACT, **early)
             if compiled is not None:  # as it is under Triton's interpreter
                 # Triton asks the driver about every tensor that it is given, and about no address.
                 given = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments.values()]
@@ -132,7 +134,7 @@ def float_step(
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
             "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
-            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": SPAN,
+            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": SPAN, "EARLY": _begins_early(device),
         },
         unit=1.0,
     ))  # fmt: skip
@@ -201,8 +203,7 @@ def coded_step(
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "EVEN": kind == _EVEN, "LANES": lanes, "ALIGNED": _aligned(rows_of_kind, wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
-                "FIELDS": tables.CODED_COLUMNS,
-                "BLOCK": block, "SPAN": span,
+                "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "EARLY": _begins_early(device),
             },
             unit=ladder.spacing,
             options={"num_warps": warps, "maxnreg": CODED_REGISTERS[block // (32 * warps)]},
@@ -316,6 +317,19 @@ def _index_type(count: int) -> Any:
     return tl.int32 if count < 2**31 - 8 * BLOCK * SPAN else tl.int64
 
 
+@functools.cache
+def _begins_early(device: torch.device) -> bool:
+    """Whether kernels can be launched while the one before them runs: programmatic dependent launches, from Hopper on.
+
+    It saves the time between two kernels, 3 us.
+    """
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return "launch_pdl" in CUDAOptions.__dataclass_fields__
+
+
 def _float_bits(value: float) -> int:
     bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
     return bits
@@ -329,6 +343,6 @@ def _add_clock(launches: Launches, table: Tensor, clock: Tensor, count: int, bet
         tables.clock_kernel, -(-count // 256),
         {
             "table": table, "clock": clock, "count": count, "log_beta": high, "log_beta_rest": log_beta - high,
-            "FIELDS": fields, "BLOCK": 256,
+            "FIELDS": fields, "BLOCK": 256, "EARLY": _begins_early(table.device),
         },
     ))  # fmt: skip

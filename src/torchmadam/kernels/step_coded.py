@@ -124,7 +124,7 @@ def coded_kernel(
     MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr,
     TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
     FLAT: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr,
-    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """update.madam_coded_ on up to SPAN blocks of a matrix of codes.
 
@@ -145,7 +145,7 @@ def coded_kernel(
     PAIRS: tl.constexpr = WIDE and EIGHT and G == tl.bfloat16
     TURN: tl.constexpr = 0 if PAIRS and SIGN_MODE == 1 else SIGN_MODE  # how moves are to be turned
     gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, MOMENT, ALIGNED)
-    correction, inverse, low, high, phase = read_clock(clock, tensor)
+    correction, inverse, low, high, phase = read_clock(clock, tensor, EARLY)
     EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
     exponents_at = address(at + 5, tl.uint8, False) if EIGHT else moments
     exponents_end = (rows * ((columns + LANES - 1) // LANES * LANES) + 127) // 128

@@ -65,7 +65,7 @@ def float_kernel(
     P: tl.constexpr, G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
     BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
     LR_IS_TENSOR: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
+    SPAN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """update.madam_ on SPAN blocks of one tensor: in groups of 4, which vectorise, and what is left of the last.
 
@@ -82,7 +82,6 @@ def float_kernel(
     param, grad = address(row + 0, P, ALIGNED), address(row + 1, G, ALIGNED)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
     moment = address(row + 2, MOMENT, ALIGNED)
-    _correction, inverse, low, high, phase = read_clock(clock, tensor)
     if LR_IS_TENSOR:
         lr = tl.load(lr_at).to(tl.float32)
     if BOUNDED:
@@ -105,6 +104,7 @@ def float_kernel(
     exponents = tl.zeros([GROUPS, 1], tl.uint8)
     if EIGHT:
         exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
+    _correction, inverse, low, high, phase = read_clock(clock, tensor, EARLY)
     for turn in range(SPAN):
         next_group = group + GROUPS
         next_mask = tl.broadcast_to((next_group < whole) & (turn + 1 < SPAN), [GROUPS, 4])

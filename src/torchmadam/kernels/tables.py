@@ -20,11 +20,18 @@ CLOCK = 5  # numbers that the clock notes for each tensor
 
 
 @triton.jit
-def clock_kernel(table, clock, count, log_beta, log_beta_rest, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+def clock_kernel(
+    table, clock, count, log_beta, log_beta_rest, FIELDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """Count a step for every tensor, and note what its programs need: 1 - beta^t, its inverse, random keys, a phase.
 
-    Five 32-bit numbers a tensor. Ln beta comes in two halves: float32 has too few digits.
+    Five 32-bit numbers a tensor. Ln beta comes in two halves: float32 has too few digits. EARLY: the next kernel may
+    begin at once, and waits where it reads the clock.
     """
+    if EARLY:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < count
     at = tl.load(table + i * FIELDS + 3, mask, other=0).to(tl.pointer_type(tl.float32))
@@ -43,8 +50,13 @@ def clock_kernel(table, clock, count, log_beta, log_beta_rest, FIELDS: tl.conste
 
 
 @triton.jit
-def read_clock(clock, tensor):
-    """1 - beta^t, its inverse, the two halves of the random key, and the phase of the dither of a tensor."""
+def read_clock(clock, tensor, EARLY: tl.constexpr):
+    """1 - beta^t, its inverse, the two halves of the random key, and the phase of the dither of a tensor.
+
+    EARLY: waits for the clock to have been written. Nothing may be stored before.
+    """
+    if EARLY:
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     at = clock + 5 * tensor
     correction, inverse = tl.load(at).to(tl.float32, bitcast=True), tl.load(at + 1).to(tl.float32, bitcast=True)
     low, high = tl.load(at + 2).to(tl.uint32, bitcast=True), tl.load(at + 3).to(tl.uint32, bitcast=True)
