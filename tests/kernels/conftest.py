@@ -28,7 +28,7 @@ def _spans(monkeypatch):
     """Programs of several blocks, which these tensors are too small for; of few, because the interpreter is slow."""
     from torchmadam.kernels import launch
 
-    monkeypatch.setattr(launch, "CODED_PROGRAMS", 1)
+    monkeypatch.setattr(launch, "PROGRAMS", 1)
     if INTERPRETED:
         for name, size in {"SPAN": 2, "CODED_SPAN": 2048, "CODED_LINE": 512}.items():
             monkeypatch.setattr(launch, name, size)

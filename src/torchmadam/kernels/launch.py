@@ -16,14 +16,14 @@ from torchmadam.kernels import resident, step_coded, step_float, tables
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
-SPAN = 8  # blocks that a program of a step works through; both were the fastest of those tried on an H200
+SPAN = 8  # blocks that a program of a step works through; fewer, if else there were fewer programs than this:
+PROGRAMS = 5000  # all three were the fastest of those tried on an H200
 FLOAT_OPTIONS = {"num_warps": 4}
 DECODED_BLOCK = 1024  # eight for each thread of four warps
 # A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
-CODED_SPAN = 8192  # elements that it works through; fewer, if else there were fewer programs than this:
-CODED_PROGRAMS = 40_000
+CODED_SPAN = 8192  # elements that it works through, at most
 LARGE = 2**26  # elements of a step in which a launch more does not matter
 # Its arithmetic for blocks in doubt would take registers from all, and leave room for fewer programs at a time.
 CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
@@ -121,7 +121,8 @@ def float_step(
     launches = Launches(device)
     table, clock = resident.table(rows, device)
     _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS)
-    blocks = resident.blocks(tuple(-(-p.numel() // (SPAN * BLOCK)) for p in params), device)
+    span = _span(sum(-(-p.numel() // BLOCK) for p in params), SPAN)
+    blocks = resident.blocks(tuple(-(-p.numel() // (span * BLOCK)) for p in params), device)
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
         {
@@ -134,7 +135,7 @@ def float_step(
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
             "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
-            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": SPAN, "EARLY": _begins_early(device),
+            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span, "EARLY": _begins_early(device),
         },
         unit=1.0,
     ))  # fmt: skip
@@ -189,7 +190,7 @@ def coded_step(
         block, lanes = _coded_block(codings[0], flat=flat, all_narrow=bool(exponents))
         warps = -(-block // (32 * 8))
         counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows_of_kind]
-        span = _span(sum(counts), block)
+        span = _span(sum(counts), CODED_SPAN // block)
         blocks = resident.blocks(tuple(-(-count // span) for count in counts), device, first)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
@@ -283,9 +284,9 @@ def _coded_block(coding: CodeLayout, *, flat: bool, all_narrow: bool) -> tuple[i
     return max(32 * lanes, 8 * CODED_LINE // narrowest), lanes
 
 
-def _span(count: int, block: int) -> int:
+def _span(count: int, most: int) -> int:
     """Blocks that a program works through, of so many: a power of two, so that few kernels are compiled."""
-    fair = min(CODED_SPAN // block, count // CODED_PROGRAMS)
+    fair = min(most, count // PROGRAMS)
     return 1 << max(0, fair.bit_length() - 1)
 
 
