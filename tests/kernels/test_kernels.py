@@ -250,7 +250,7 @@ def test_tiny_gradients_are_clamped_exactly_where_an_8_bit_moment_is_larger(devi
 )
 def test_large_and_small_steps_give_exactly_the_codes_of_the_reference(name, moment, large, device, monkeypatch):
     """Without masks, for tensors that end with a block; and with programs of a single block."""
-    monkeypatch.setattr(launch, *(("LARGE", 0) if large else ("CODED_PROGRAMS", 40_000)))
+    monkeypatch.setattr(launch, *(("LARGE", 0) if large else ("PROGRAMS", 40_000)))
     monkeypatch.setattr(launch, "CODED_LINE", min(launch.CODED_LINE, 256))  # so that every ladder has several blocks
     changes = {"moment": moment, "grad": torch.bfloat16}
     test_coded_steps_give_exactly_the_codes_of_the_reference(name, "plane", "stochastic", changes, device)
