@@ -24,7 +24,7 @@ DECODED_BLOCK = 1024  # eight for each thread of four warps
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
 CODED_SPAN = 8192  # elements that it works through, at most
-LARGE = 2**26  # elements of a step in which a launch more does not matter
+LARGE = 2**26  # elements of a step in which the time between launches does not matter
 # Its arithmetic for blocks in doubt would take registers from all, and leave room for fewer programs at a time.
 CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
 # Kinds of matrices: one long row that ends with a block; one long row; rows that end within a byte.
@@ -120,7 +120,8 @@ def float_step(
     device, dtype = params[0].device, params[0].dtype
     launches = Launches(device)
     table, clock = resident.table(rows, device)
-    _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS)
+    early = _begins_early(device, sum(param.numel() for param in params))
+    _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS, early=early)
     span = _span(sum(-(-p.numel() // BLOCK) for p in params), SPAN)
     blocks = resident.blocks(tuple(-(-p.numel() // (span * BLOCK)) for p in params), device)
     launches.add(Launch(
@@ -135,7 +136,7 @@ def float_step(
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
             "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
-            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span, "EARLY": _begins_early(device),
+            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span, "EARLY": early,
         },
         unit=1.0,
     ))  # fmt: skip
@@ -160,10 +161,11 @@ def coded_step(
     laid_out = [coding.matrix(grad).contiguous() for coding, grad in zip(codings, grads, strict=True)]
     rows = []
     # Each kind of matrix has a kernel of its own, but one table serves all.
-    large = sum(coding.numel for coding in codings) > LARGE
+    numel = sum(coding.numel for coding in codings)
     block, _ = _coded_block(codings[0], flat=True, all_narrow=bool(exponents))
     kinds = [
-        _EVEN if large and c.numel % block == 0 and _is_flat(c) else _FLAT if _is_flat(c) else _ROWS for c in codings
+        _EVEN if numel > LARGE and c.numel % block == 0 and _is_flat(c) else _FLAT if _is_flat(c) else _ROWS
+        for c in codings
     ]
     for i in sorted(range(len(codings)), key=kinds.__getitem__):
         own, coding = planes[i], codings[i]
@@ -180,7 +182,8 @@ def coded_step(
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
     table, clock = resident.table(rows, device)
-    _add_clock(launches, table, clock, len(rows), beta, tables.CODED_COLUMNS)
+    early = _begins_early(device, numel)
+    _add_clock(launches, table, clock, len(rows), beta, tables.CODED_COLUMNS, early=early)
     wide = [tables.GRAD, *([tables.MOMENT] if moments else []), *range(tables.PLANES, tables.CODED_FIRST)]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
@@ -204,7 +207,7 @@ def coded_step(
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "EVEN": kind == _EVEN, "LANES": lanes, "ALIGNED": _aligned(rows_of_kind, wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
-                "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "EARLY": _begins_early(device),
+                "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "EARLY": early,
             },
             unit=ladder.spacing,
             options={"num_warps": warps, "maxnreg": CODED_REGISTERS[block // (32 * warps)]},
@@ -318,12 +321,17 @@ def _index_type(count: int) -> Any:
     return tl.int32 if count < 2**31 - 8 * BLOCK * SPAN else tl.int64
 
 
-@functools.cache
-def _begins_early(device: torch.device) -> bool:
-    """Whether kernels can be launched while the one before them runs: programmatic dependent launches, from Hopper on.
+def _begins_early(device: torch.device, numel: int) -> bool:
+    """Whether a step's kernel is launched while the clock's still runs: programmatic dependent launches.
 
-    It saves the time between two kernels, 3 us.
+    They save one or two microseconds between the two, but every program then has to wait: not in large steps.
     """
+    return numel <= LARGE and _has_dependent_launches(device)
+
+
+@functools.cache
+def _has_dependent_launches(device: torch.device) -> bool:
+    """From Hopper on, where Triton knows of them."""
     if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
         return False
     from triton.backends.nvidia.compiler import CUDAOptions
@@ -336,7 +344,9 @@ def _float_bits(value: float) -> int:
     return bits
 
 
-def _add_clock(launches: Launches, table: Tensor, clock: Tensor, count: int, beta: float, fields: int) -> None:
+def _add_clock(
+    launches: Launches, table: Tensor, clock: Tensor, count: int, beta: float, fields: int, *, early: bool
+) -> None:
     """Add the launch that counts the step of every tensor, and notes what its programs need."""
     log_beta = math.log(beta) if beta > 0 else -1e30
     (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
@@ -344,6 +354,6 @@ def _add_clock(launches: Launches, table: Tensor, clock: Tensor, count: int, bet
         tables.clock_kernel, -(-count // 256),
         {
             "table": table, "clock": clock, "count": count, "log_beta": high, "log_beta_rest": log_beta - high,
-            "FIELDS": fields, "BLOCK": 256, "EARLY": _begins_early(table.device),
+            "FIELDS": fields, "BLOCK": 256, "EARLY": early,
         },
     ))  # fmt: skip
