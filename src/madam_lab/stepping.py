@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from madam_lab import ranks
 from madam_lab.recipes import Recipe
 from madam_lab.tasks.task import Batch, Task
-from torchmadam import LadderTensor, Madam, compile_options
+from torchmadam import LadderTensor, Madam, average, compile_options
 from torchmadam.theory import TrustMonitor
 
 _Grads = list[tuple[Tensor, Tensor | None]]
@@ -76,6 +76,7 @@ class Stepper:
         self, recipe: Recipe, task: Task, model: nn.Module, optimiser: torch.optim.Optimizer, compiled: bool
     ) -> None:
         self.recipe, self.task, self.model, self.optimiser = recipe, task, model, optimiser
+        self.average = None if recipe.average is None else average(model, recipe.average)
         self.on_gpu = task.device.type == "cuda"
         self.ranks = ranks.here()
         players = task.players(model)
@@ -111,6 +112,11 @@ class Stepper:
 
     def step(self, batch: Batch, monitor: TrustMonitor | None = None) -> None:
         """One step of training, which a monitor of the optimiser may look at."""
+        self._step(batch, monitor)
+        if self.average is not None:
+            self.average.update()
+
+    def _step(self, batch: Batch, monitor: TrustMonitor | None) -> None:
         if not self.on_gpu or self.ranks.are_many:
             self._run(batch)
             return
@@ -203,6 +209,7 @@ class Stepper:
         self.model.eval()
         if self.task.takes_slices:
             self.ranks.same_(self.model.buffers())  # every rank evaluates a part of what the first one has learned
-        with torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
+        averaged = nullcontext() if self.average is None else self.average.applied()
+        with averaged, torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
             yield
         self.model.train()

@@ -171,7 +171,7 @@ class Run:
             point["valid"] = self.stepper.evaluate("valid")
             if self.best is None or point["valid"] < self.best["valid"]:
                 state = copy.deepcopy(self.model.state_dict())
-                self.best = {"valid": point["valid"], "epoch": self.epoch, "model": state}
+                self.best = {"valid": point["valid"], "epoch": self.epoch, "model": state, **self._average()}
         elif self.epoch % every == 0 or self.epoch == self.recipe.epochs:
             point |= self.stepper.scores(self.task.evaluated)
         if self.epoch in _snapshots(self.recipe.epochs):
@@ -186,6 +186,7 @@ class Run:
         test: float | None = None
         if not diverged and self.best is not None:
             self.model.load_state_dict(self.best["model"])
+            self._set_average(self.best)
             test = self.stepper.evaluate("test")
         elif not diverged:
             test = self.curve[-1]["test"]
@@ -255,6 +256,7 @@ class Run:
             ),
             "sums": self.ranks.gathered(self.stepper.sums.cpu()),
             **{name: getattr(self, name) for name in _PROGRESS},
+            **self._average(),
         }
         if not self.ranks.is_first:
             return
@@ -281,8 +283,17 @@ class Run:
         if own["random_cuda"] is not None:
             torch.cuda.set_rng_state(own["random_cuda"].cpu(), self.device)
         self.stepper.sums.copy_(own["sums"])
+        self._set_average(state)
         for name in _PROGRESS:
             setattr(self, name, state.get(name, getattr(self, name)))  # a run may have begun before there was such
+
+    def _average(self) -> dict[str, Any]:
+        """The average of the weights, as a part of what is saved, if the recipe has one."""
+        return {} if self.stepper.average is None else {"average": self.stepper.average.state_dict()}
+
+    def _set_average(self, saved: dict[str, Any]) -> None:
+        if self.stepper.average is not None:
+            self.stepper.average.load_state_dict(saved["average"])
 
     def _own(self, saved: Any) -> Any:
         """What is this rank's of what every rank has for itself; runs used to have one process, and no list."""

@@ -12,7 +12,7 @@ from torchmadam.ladder.tensor import LadderTensor
 
 
 class Average:
-    """A running mean of the decoded weights, in float32. Made by :func:`average`."""
+    """A running mean of the decoded weights and the buffers, in float32. Made by :func:`average`."""
 
     def __init__(self, model: nn.Module, decay: float | None) -> None:
         if decay is not None and not 0 <= decay < 1:
@@ -32,27 +32,37 @@ class Average:
         self.count += 1
         # Without a decay every update counts alike. With one, early updates do too, until the memory is filled.
         share = 1 / self.count if self._decay is None else max(1 - self._decay, 1 / self.count)
-        for name, p in self._model.named_parameters():
-            weights = p.decode(torch.float32) if isinstance(p, LadderTensor) else p.to(_wide(p.dtype))
-            if name in self._means:
-                self._means[name].lerp_(weights, share)
-            else:
-                self._means[name] = weights.clone()
+        values = {
+            name: own.decode(torch.float32) if isinstance(own, LadderTensor) else own.to(_wide(own.dtype))
+            for name, own in self._averaged().items()
+        }
+        if self._means:
+            torch._foreach_lerp_([self._means[name] for name in values], list(values.values()), share)
+        else:
+            self._means = {name: value.clone() for name, value in values.items()}
 
     @contextmanager
     def applied(self) -> Iterator[nn.Module]:
         """Inside this context the model computes with the mean; afterwards its own parameters are back, untouched."""
         if not self._means:
             raise RuntimeError("there is no average yet; call update() after a step first")
-        own = dict(self._model.named_parameters())
-        means = {
-            name: nn.Parameter(self._means[name].to(p.dtype), requires_grad=False) for name, p in own.items()
-        }  # fmt: skip
+        own = self._averaged()
+        means: dict[str, Tensor] = {}
+        for name, tensor in own.items():
+            if isinstance(tensor, nn.Parameter):
+                means[name] = nn.Parameter(self._means[name].to(tensor.dtype), requires_grad=False)
+            else:  # which a forward pass may write to
+                means[name] = self._means[name].to(tensor.dtype, copy=True)
         replace_tensors(self._model, {own[name]: means[name] for name in own})
         try:
             yield self._model
         finally:
             replace_tensors(self._model, {means[name]: own[name] for name in own})
+
+    def _averaged(self) -> dict[str, Tensor]:
+        """The model's parameters, and those of its buffers that have a mean: not counters."""
+        buffers = {name: b for name, b in self._model.named_buffers() if b.is_floating_point()}
+        return {**dict(self._model.named_parameters()), **buffers}
 
     def state_dict(self) -> dict[str, object]:
         """The mean and how many updates it has seen, in plain tensors."""
@@ -63,14 +73,14 @@ class Average:
         means, count = state["means"], state["count"]
         if not isinstance(means, dict) or not isinstance(count, int):
             raise ValueError("this is not the state of an average: it has no 'means' and 'count'")
-        shapes = {name: p.shape for name, p in self._model.named_parameters()}
+        own = self._averaged()
+        shapes = {name: tensor.shape for name, tensor in own.items()}
         if means and {name: mean.shape for name, mean in means.items()} != shapes:
             raise ValueError(
                 "the average was taken of another model: names or shapes differ; load it into the same one"
             )
-        devices = {name: p.device for name, p in self._model.named_parameters()}
         self.count = count
-        self._means = {name: mean.to(devices[name], copy=True) for name, mean in means.items()}
+        self._means = {name: mean.to(own[name].device, copy=True) for name, mean in means.items()}
 
 
 def average(model: nn.Module, decay: float | None = 0.999) -> Average:
@@ -87,9 +97,9 @@ def average(model: nn.Module, decay: float | None = 0.999) -> Average:
             evaluate(model)
 
     ``torch.optim.swa_utils.AveragedModel`` averages parameters in place, and codes cannot be averaged in place. This
-    one keeps its mean in float32 beside the model: 4 bytes a weight, while it exists. Buffers, such as the statistics
-    of batch norm, are not averaged; run ``torch.optim.swa_utils.update_bn`` inside :meth:`Average.applied` if the
-    model has some.
+    one keeps its mean in float32 beside the model: 4 bytes a weight, while it exists. Floating-point buffers, such as
+    the statistics of batch norm, are averaged alike. For the mean's exact ones run ``torch.optim.swa_utils.update_bn``
+    inside :meth:`Average.applied`; what it writes there is gone afterwards.
     """
     return Average(model, decay)
 

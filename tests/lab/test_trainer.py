@@ -45,6 +45,8 @@ def same(a, b):
         "digits_madam_signed8",
         "digits_adam",
         "wikitext2_madam_12bit",
+        "wikitext2_20e_crossing_1_average",
+        "cifar10_100e_crossing_1_average",
         "cifar10_sgd",
         "cgan_madam_12bit",
         "imagenette_madam_8bit",
@@ -69,6 +71,16 @@ def test_a_run_stopped_again_and_again_ends_bit_for_bit_as_one_that_never_was(na
     assert stops >= 1
     assert same(whole, records.read(tmp_path / "parts" / recipe.name / "0.json"))
     assert not run.checkpoint.exists()
+
+
+@pytest.mark.parametrize("name", ["digits_madam", "digits_madam_signed8"])
+def test_an_averaged_run_trains_as_any_other_and_is_evaluated_with_its_mean(name, tmp_path):
+    own, averaged = (records.read(run_whole(small(name, average=a), tmp_path / str(a))[1]) for a in (None, 0.9))
+    pairs = list(zip(own["curve"], averaged["curve"], strict=True))
+    assert all(a["loss"] == b["loss"] and a["train"] == b["train"] for a, b in pairs)
+    assert any(a["test"] != b["test"] for a, b in pairs if "test" in a)
+    assert own["codes"] == averaged["codes"]
+    assert (own["settings"].get("average"), averaged["settings"]["average"]) == (None, 0.9)
 
 
 def command(*arguments, **options):

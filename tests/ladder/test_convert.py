@@ -319,6 +319,37 @@ def test_an_exponential_average_forgets_and_survives_a_save():
         torchmadam.average(model, decay=1.5)
 
 
+def test_an_average_has_the_statistics_of_batch_norm_but_not_its_counter():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    norm, mean, seen = model[1], torchmadam.average(model, decay=None), []
+    for t in range(3):
+        model(torch.randn(8, 4, generator=torch.Generator().manual_seed(t)) + t)
+        mean.update()
+        seen.append(norm.running_mean.clone())
+    own = norm.running_mean
+    with mean.applied():
+        torch.testing.assert_close(norm.running_mean, torch.stack(seen).mean(0))
+        assert norm.num_batches_tracked == 3
+        norm.running_mean.zero_()  # as update_bn does
+    assert norm.running_mean is own
+    assert torch.equal(own, seen[-1])
+    assert list(model.state_dict()) == list(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).state_dict())
+    with mean.applied():
+        torch.testing.assert_close(norm.running_mean, torch.stack(seen).mean(0))
+
+
+def test_after_an_average_the_optimiser_goes_on_though_some_parameters_have_no_gradient():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer, mean = Madam(model.parameters()), torchmadam.average(model)
+    mean.update()
+    with mean.applied():
+        pass
+    model[0](torch.ones(2, 3)).sum().backward()
+    before = model[0].weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(before, model[0].weight)
+
+
 def test_an_exception_inside_the_average_restores_too():
     model = to_ladder_(net())
     mean = torchmadam.average(model)

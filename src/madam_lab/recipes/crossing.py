@@ -1,8 +1,8 @@
 """Can Madam at lr = 0.01 beat tuned SGD and AdamW? One change at a time, 100 epochs of CIFAR-10 and 20 of WikiText-2.
 
-And 60 of the handwritten digits, which take seconds on a CPU. Names say what differs from ``cifar10_100e_madam`` and its
-like, which are the library's defaults with a cosine schedule. The baselines are tuned: a grid of learning rates and weight decays at the same epochs, batch, schedule
-and precision.
+And 60 of the handwritten digits, which take seconds on a CPU. Names say what differs from ``cifar10_100e_madam`` and
+its like, which are the library's defaults with a cosine schedule. The baselines are tuned: a grid of learning rates and
+weight decays at the same epochs, batch, schedule and precision.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,11 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "crossing_1_linear": {**CROSSED, "schedule": "linear"},
     **{f"crossing_1_bound_{b:g}": {"arguments": {"crossing": 1.0, "bound": b}} for b in (2.0, 5.0)},
     "crossing_1_bound_none": {"arguments": {"crossing": 1.0, "bound": None}},
-    **{f"crossing_1_decay_{d:g}": {"arguments": {"crossing": 1.0, "weight_decay": d}} for d in (0.03, 0.1)},
+    **{f"crossing_1_decay_{d:g}": {"arguments": {"crossing": 1.0, "weight_decay": d}} for d in (0.03, 0.1, 0.3)},
+    # An average instead of a schedule, or beside one.
+    "crossing_1_average": {**CROSSED, "average": 0.99},
+    "crossing_1_constant": {**CROSSED, "schedule": "constant", "lr": None},
+    "crossing_1_constant_average": {**CROSSED, "schedule": "constant", "lr": None, "average": 0.998},
     # If small weights are stuck because their steps are proportional to their size, a floor should already help.
     "madam_floor": {"floor": 1 / 60},
     # If what counts is the relative step of a layer, crossing 1 at 0.01 should resemble crossing 0 at 0.03.
@@ -52,11 +56,13 @@ TUNED = {
 
 
 def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe with something changed; "thirds" is eta divided by 10 after each third."""
+    """A recipe with something changed; "thirds" is eta divided by 10 after each third, "constant" 0.01 to the end."""
     changed = replace(base, **{name: value for name, value in changes.items() if name != "schedule"})
     if changes.get("schedule") == "thirds":
         third = base.epochs // 3
         return replace(changed, schedule=((0, 0.01), (third, 0.001), (2 * third, 0.0001)))
+    if changes.get("schedule") == "constant":
+        return replace(changed, schedule=((0, 0.01),))
     return replace(changed, schedule=changes.get("schedule", base.schedule))
 
 

@@ -37,6 +37,7 @@ class Recipe:
         warm_up: epochs in which the learning rate of a schedule by steps climbs from zero; None: none.
         scales: a hash of the file whose tensors lend Madam their scales (``--scales``); None: there is none.
         floor: the smallest weight that Madam may leave behind, as a share of the clamp sigma*; None: there is none.
+        average: the decay, a step, of an average of the weights to evaluate with; None: there is none.
         smoke: a tiny run that shows that the recipe works.
         name, paper: given by the register: what everybody calls it, and the number to compare with.
     """
@@ -57,6 +58,7 @@ class Recipe:
     floor: float | None = None
     warm_up: int | None = None
     scales: str | None = None
+    average: float | None = None
     smoke: bool = False
     name: str = ""
     paper: Paper | None = None
@@ -98,7 +100,7 @@ class Recipe:
         values = asdict(self)
         for name in ("name", "paper"):
             del values[name]
-        for name in ("monitor", "floor", "warm_up", "scales"):
+        for name in ("monitor", "floor", "warm_up", "scales", "average"):
             if values[name] is None:  # as in records from before there was one
                 del values[name]
         found: dict[str, Any] = plain(values)

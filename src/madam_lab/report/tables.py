@@ -91,7 +91,7 @@ def ladder_table(results: Results) -> Table:
     rows = []
     for name in sorted(results.by_recipe):
         record = results.of(name)[0]
-        if record["settings"]["ladder"] is None or "_lr_" in name or "trust" in record:
+        if record["settings"]["ladder"] is None or name not in PAPER:
             continue
         held, floats = record["bytes"]["weights"], record["bytes"]["float32"]
         rows.append((name, f"{record['seed']}", f"{record['weights']:,}", f"{held:,}", f"{held / floats:.3f}"))

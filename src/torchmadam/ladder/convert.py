@@ -210,3 +210,4 @@ def replace_tensors(model: nn.Module, new: Mapping[Any, Tensor]) -> None:
             if old is not None and old in new:
                 setattr(module, name, new[old])  # not into the dict: recurrent layers keep a list besides
                 old.was_replaced = True  # type: ignore[attr-defined]  # for an optimiser that still holds it
+                new[old].was_replaced = False  # type: ignore[attr-defined]  # it may have been there before
