@@ -11,15 +11,17 @@ from functools import partial
 from typing import Any
 
 from madam_lab.recipes import cifar, digits, wikitext
+from madam_lab.recipes.paper import LEARNING_RATES
 from madam_lab.recipes.recipe import Recipe, register
 from torchmadam import LadderFormat
 
 BASES = {
     "cifar10_100e": replace(cifar.cifar10_madam(), epochs=100, schedule="cosine", lr=0.01, arguments={}),
+    "cifar100_100e": replace(cifar.cifar100_madam(), epochs=100, schedule="cosine", lr=0.01, arguments={}),
     "wikitext2_20e": replace(wikitext.wikitext2_madam(), epochs=20, schedule="cosine", lr=0.01, arguments={}),
     "digits_60e": replace(digits.digits_madam(), epochs=60, schedule="cosine", lr=0.01),
 }
-CROSSED = {"arguments": {"crossing": 1.0}}
+CROSSED: Mapping[str, Any] = {"arguments": {"crossing": 1.0}}
 # Name, and what it changes. Weight decay multiplies a weight by about exp(-25 x decay) over 100 epochs of CIFAR-10.
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "madam": {},
@@ -43,11 +45,14 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "crossing_1_moment_8bit": {"arguments": {"crossing": 1.0, "second_moment": "8bit"}},
     "signed8_moment_8bit": {"ladder": LadderFormat.preset("signed8"), "arguments": {"second_moment": "8bit"}},
 }
+# Also for CIFAR-100, where only the best of the others are to be run.
 ONLY_CIFAR = {"crossing_1_affine": {**CROSSED, "model": {"affine": True}}}
 # Grids of the baselines: learning rates and weight decays.
 TUNED = {
     ("cifar10_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4), {"momentum": 0.9}),
     ("cifar10_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1), {}),
+    ("cifar100_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4), {"momentum": 0.9}),
+    ("cifar100_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1), {}),
     ("wikitext2_20e", "sgd"): ((0.3, 1.0, 3.0), (0.0,), {}),
     ("wikitext2_20e", "adamw"): ((1e-4, 3e-4, 1e-3), (0.01, 0.1), {}),
     ("digits_60e", "sgd"): ((0.01, 0.03, 0.1), (1e-4, 1e-3), {"momentum": 0.9}),
@@ -66,6 +71,11 @@ def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
     return replace(changed, schedule=changes.get("schedule", base.schedule))
 
 
+def learning_rate_point(base: Recipe, epochs: int, lr: float) -> Recipe:
+    """A point of the learning-rate figure with crossing, beside the paper's rule: so many epochs at a constant eta."""
+    return replace(base, epochs=epochs, schedule=((0, lr),), lr=None, **CROSSED)
+
+
 def baseline(base: Recipe, optimiser: str, lr: float, decay: float, more: Mapping[str, Any]) -> Recipe:
     """A point of a baseline's grid, with the gains of its norms, and the gradient clipped where the paper did."""
     clip = 0.25 if (base.task, optimiser) == ("wikitext2", "sgd") else None
@@ -73,9 +83,13 @@ def baseline(base: Recipe, optimiser: str, lr: float, decay: float, more: Mappin
 
 
 for _task, _base in BASES.items():
-    for _name, _changes in {**VARIANTS, **(ONLY_CIFAR if _base.task == "cifar10" else {})}.items():
+    for _name, _changes in {**VARIANTS, **(ONLY_CIFAR if _base.task.startswith("cifar") else {})}.items():
         register(f"{_task}_{_name}", partial(variant, _base, _changes))
 for (_task, _kind), (_rates, _decays, _more) in TUNED.items():
     for _lr in _rates:
         for _decay in _decays:
             register(f"{_task}_{_kind}_{_lr:g}_{_decay:g}", partial(baseline, BASES[_task], _kind, _lr, _decay, _more))
+for _task, _epochs in (("cifar10_100e", 30), ("cifar100_100e", 30), ("wikitext2_20e", 10)):
+    for _lr in LEARNING_RATES:
+        _name = f"{BASES[_task].task}_lr_crossing_{_lr:g}"
+        register(_name, partial(learning_rate_point, BASES[_task], _epochs, _lr))
