@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchmadam import LadderFormat, moment8, noise, update
-from torchmadam.kernels import launch
+from torchmadam.kernels import launch, launch_decode
 from torchmadam.ladder.layout import CodeLayout
 
 # The interpreter computes in NumPy, which warns where a hash wraps around or a gradient is not finite.
@@ -302,7 +302,7 @@ def test_decoding_agrees_with_the_reference_on_every_shape_and_range_of_rows(nam
     for coding, own in zip(codings, planes, strict=True):
         for first, last in {(0, coding.rows), (min(1, coding.rows), coding.rows)}:
             part = [p[first:last] for p in own]
-            found = launch.decode(part, limit, coding, first, dtype)
+            found = launch_decode.decode(part, limit, coding, first, dtype)
             expected = ladder.decode(coding.unpack([p.cpu() for p in part], first), limit.cpu()).to(dtype)
             assert found.shape == expected.shape
             assert found.dtype == dtype
@@ -320,9 +320,26 @@ def test_codes_come_out_as_the_reference_unpacks_them(name, signs, device):
     for coding, own in zip(codings, planes, strict=True):
         first = min(1, coding.rows)
         part = [p[first:] for p in own]
-        found = launch.codes(part, coding, first)
+        found = launch_decode.codes(part, coding, first)
         assert found.dtype == torch.int32
         assert torch.equal(found.cpu(), coding.unpack([p.cpu() for p in part], first))
+
+
+@pytest.mark.parametrize("name", ["paper12", "signed8"])
+def test_decoding_again_gives_the_same_wherever_the_planes_lie(name, device):
+    """A kernel that was compiled for planes at even addresses must not be used for others."""
+    coding = CodeLayout.contiguous(LADDERS[name], (33, 64))
+    planes, limit = coding.pack(torch.arange(33 * 64).reshape(33, 64) % 255), torch.tensor(0.37, device=device)
+    expected = LADDERS[name].decode(coding.unpack(planes, 0), limit.cpu())
+    for shift in (0, 0, 1, 1, 16, 0, 24):
+        moved = []
+        for plane in planes:
+            memory = torch.zeros(plane.numel() + 32, dtype=torch.uint8, device=device)
+            moved.append(memory[shift : shift + plane.numel()].view(plane.shape).copy_(plane))
+        found = launch_decode.decode(moved, limit, coding, 0, torch.float32)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-6, atol=1e-7)
+        found = launch_decode.codes(moved, coding, 0)
+        assert torch.equal(found.cpu(), coding.unpack(planes, 0))
 
 
 def test_what_lies_beside_a_tensor_is_not_touched(device):

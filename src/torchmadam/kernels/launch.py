@@ -11,7 +11,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from torchmadam.kernels import decode as decoding
 from torchmadam.kernels import resident, step_coded, step_float, tables
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
@@ -19,7 +18,6 @@ BLOCK = 512  # elements that a program works on at a time
 SPAN = 8  # blocks that a program of a step works through; fewer, if else there were fewer programs than this:
 PROGRAMS = 5000  # all three were the fastest of those tried on an H200
 FLOAT_OPTIONS = {"num_warps": 4}
-DECODED_BLOCK = 1024  # eight for each thread of four warps
 # A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
@@ -216,47 +214,6 @@ def coded_step(
     torch.autograd.graph.increment_version([plane for own in planes for plane in own])
     same = all(a.data_ptr() == b.data_ptr() for a, b in zip(laid_out, grads, strict=True))
     return launches if same else None
-
-
-def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:
-    """The rows from ``first_row`` on that these planes hold, as a float matrix in memory order."""
-    return _decoded(planes, limit, coding, first_row, dtype, raw=False)
-
-
-def codes(planes: Sequence[Tensor], coding: CodeLayout, first_row: int) -> Tensor:
-    """The same rows as CodeLayout.unpack gives them."""
-    return _decoded(planes, planes[0], coding, first_row, torch.int32, raw=True)
-
-
-def _decoded(
-    planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype, *, raw: bool
-) -> Tensor:
-    programs, k_planes, columns, numbers, constants = _decoding(coding, planes[0].shape[0], first_row, dtype, raw)
-    out = torch.empty(planes[0].shape[0], columns, dtype=dtype, device=planes[0].device)
-    if programs == 0:
-        return out
-    used = [plane.contiguous() for plane in planes]
-    padded = used[:k_planes] + [out] * (4 - k_planes)
-    with resident.on(out.device):
-        decoding.decode_kernel[(programs,)](out, limit, used[-1], *padded, *numbers, **constants)
-    return out
-
-
-@functools.lru_cache(maxsize=4096)
-def _decoding(
-    coding: CodeLayout, rows: int, first_row: int, dtype: torch.dtype, raw: bool
-) -> tuple[int, int, int, tuple[float, ...], dict[str, Any]]:
-    """Programs, planes of k, columns, and the kernel's numbers and constants: kept, since layers are decoded often."""
-    ladder, columns = coding.format, coding.columns
-    constants = _ladder_arguments(coding)
-    del constants["TOP"]
-    numbers = (rows, columns, first_row * columns, ladder.spacing, ladder.crossing, float(ladder.top), coding.sign_key)
-    constants |= {
-        "RAW": raw, "NARROW": dtype.itemsize == 2, "FLAT": _is_flat(coding), "INDEX": _index_type(coding.numel),
-        "BLOCK": DECODED_BLOCK, "num_warps": 4,
-    }  # fmt: skip
-    k_planes = sum(constants[f"W{i}"] > 0 for i in range(4))
-    return _count_blocks(rows, columns, DECODED_BLOCK), k_planes, columns, numbers, constants
 
 
 def _ladder_arguments(coding: CodeLayout) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _decode_cuda(
 ) -> Tensor:  # fmt: skip
     coding = _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key)
     if _has_triton() and _kernels_take(coding) and dtype != torch.float64:
-        return _launch().decode(planes, limit, coding, first_row, dtype)  # type: ignore[no-any-return]
+        return _launch_decode().decode(planes, limit, coding, first_row, dtype)  # type: ignore[no-any-return]
     return coding.format.decode(coding.unpack(planes, first_row), limit).to(dtype)
 
 
@@ -126,7 +126,7 @@ def _codes_cuda(
 ) -> Tensor:  # fmt: skip
     coding = _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key)
     if _has_triton() and _kernels_take(coding):
-        return _launch().codes(planes, coding, first_row)  # type: ignore[no-any-return]
+        return _launch_decode().codes(planes, coding, first_row)  # type: ignore[no-any-return]
     return coding.unpack(planes, first_row)
 
 
@@ -327,6 +327,13 @@ def _launch() -> Any:
     from torchmadam.kernels import launch
 
     return launch
+
+
+@functools.lru_cache(maxsize=1)
+def _launch_decode() -> Any:
+    from torchmadam.kernels import launch_decode
+
+    return launch_decode
 
 
 _LIBRARY.impl("decode", _decode_reference, "CompositeExplicitAutograd")
