@@ -1,6 +1,5 @@
 """From lists of tensors to launches: which tensors a kernel takes, their tables, and the grid."""
 
-import functools
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -83,9 +82,7 @@ class Launches:
             arguments = own.arguments
             if own.unit and not isinstance(lr, Tensor):
                 arguments["lr"] = lr / own.unit
-            # The clock begins when all work before it is done; the steps after it need not wait for its end to begin.
-            early = {"launch_pdl": True} if arguments["EARLY"] and own.kernel is not tables.clock_kernel else {}
-            compiled = own.kernel[(own.programs,)](**arguments, **own.options, **EXACT, **early)
+            compiled = own.kernel[(own.programs,)](**arguments, **own.options, **EXACT)
             if compiled is not None:  # as it is under Triton's interpreter
                 # Triton asks the driver about every tensor that it is given, and about no address.
                 given = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments.values()]
@@ -118,15 +115,18 @@ def float_step(
     device, dtype = params[0].device, params[0].dtype
     launches = Launches(device)
     table, clock = resident.table(rows, device)
-    early = _begins_early(device, sum(param.numel() for param in params))
-    _add_clock(launches, table, clock, len(rows), beta, tables.FLOAT_COLUMNS, early=early)
+    alone = _goes_alone([param.numel() for param in params])
+    ln_beta = _logarithm(beta)
+    if not alone:
+        _add_clock(launches, table, clock, len(rows), ln_beta, tables.FLOAT_COLUMNS)
     span = _span(sum(-(-p.numel() // BLOCK) for p in params), SPAN)
     blocks = resident.blocks(tuple(-(-p.numel() // (span * BLOCK)) for p in params), device)
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
         {
-            "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
-            "lr": 0.0, "beta": beta, "fresh": 1 - beta, "max_step": max_step, "bound": bound or 0.0,
+            "table": table, "blocks": blocks, "clock": clock, **ln_beta,
+            "lr_at": lr if isinstance(lr, Tensor) else clock, "lr": 0.0, "beta": beta, "fresh": 1 - beta,
+            "max_step": max_step, "bound": bound or 0.0,
             "decay": weight_decay, "least": _LEAST[dtype], "most": torch.finfo(dtype).max, "P": _TYPES[dtype],
             "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents),
             "CORRECT": bias_correction and beta > 0, "BOUNDED": bound is not None, "DECAYS": weight_decay != 0,
@@ -134,7 +134,7 @@ def float_step(
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
             "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
             "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
-            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span, "EARLY": early,
+            "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span, "ALONE": alone,
         },
         unit=1.0,
     ))  # fmt: skip
@@ -180,8 +180,10 @@ def coded_step(
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
     table, clock = resident.table(rows, device)
-    early = _begins_early(device, numel)
-    _add_clock(launches, table, clock, len(rows), beta, tables.CODED_COLUMNS, early=early)
+    alone = _goes_alone([coding.numel for coding in codings])
+    ln_beta = _logarithm(beta)
+    if not alone:
+        _add_clock(launches, table, clock, len(rows), ln_beta, tables.CODED_COLUMNS)
     wide = [tables.GRAD, *([tables.MOMENT] if moments else []), *range(tables.PLANES, tables.CODED_FIRST)]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
@@ -196,8 +198,9 @@ def coded_step(
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
             {
-                "table": table, "blocks": blocks, "clock": clock, "lr_at": lr if isinstance(lr, Tensor) else clock,
-                "lr": 0.0, "spacing": ladder.spacing, "middle": float(ladder.top), "beta": beta, "fresh": 1 - beta,
+                "table": table, "blocks": blocks, "clock": clock, **ln_beta,
+                "lr_at": lr if isinstance(lr, Tensor) else clock, "lr": 0.0, "spacing": ladder.spacing,
+                "middle": float(ladder.top), "beta": beta, "fresh": 1 - beta,
                 "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
                 "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents), "CORRECT": bias_correction and beta > 0,
                 "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
@@ -205,7 +208,7 @@ def coded_step(
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "EVEN": kind == _EVEN, "LANES": lanes, "ALIGNED": _aligned(rows_of_kind, wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
-                "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "EARLY": early,
+                "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "ALONE": alone,
             },
             unit=ladder.spacing,
             options={"num_warps": warps, "maxnreg": CODED_REGISTERS[block // (32 * warps)]},
@@ -278,22 +281,20 @@ def _index_type(count: int) -> Any:
     return tl.int32 if count < 2**31 - 8 * BLOCK * SPAN else tl.int64
 
 
-def _begins_early(device: torch.device, numel: int) -> bool:
-    """Whether a step's kernel is launched while the clock's still runs: programmatic dependent launches.
+def _goes_alone(sizes: list[int]) -> bool:
+    """Whether the programs of a step reckon for themselves what else a clock, launched before, would have noted.
 
-    They save one or two microseconds between the two, but every program then has to wait: not in large steps.
+    That takes them some hundred instructions each, and the launch some microseconds. An empty tensor has no program
+    that could count its step.
     """
-    return numel <= LARGE and _has_dependent_launches(device)
+    return 0 not in sizes and sum(sizes) <= LARGE
 
 
-@functools.cache
-def _has_dependent_launches(device: torch.device) -> bool:
-    """From Hopper on, where Triton knows of them."""
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
-        return False
-    from triton.backends.nvidia.compiler import CUDAOptions
-
-    return "launch_pdl" in CUDAOptions.__dataclass_fields__
+def _logarithm(beta: float) -> dict[str, float]:
+    """Ln beta in two halves of float32."""
+    log_beta = math.log(beta) if beta > 0 else -1e30
+    (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
+    return {"log_beta": high, "log_beta_rest": log_beta - high}
 
 
 def _float_bits(value: float) -> int:
@@ -302,15 +303,8 @@ def _float_bits(value: float) -> int:
 
 
 def _add_clock(
-    launches: Launches, table: Tensor, clock: Tensor, count: int, beta: float, fields: int, *, early: bool
+    launches: Launches, table: Tensor, clock: Tensor, count: int, ln_beta: dict[str, float], fields: int
 ) -> None:
     """Add the launch that counts the step of every tensor, and notes what its programs need."""
-    log_beta = math.log(beta) if beta > 0 else -1e30
-    (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
-    launches.add(Launch(
-        tables.clock_kernel, -(-count // 256),
-        {
-            "table": table, "clock": clock, "count": count, "log_beta": high, "log_beta_rest": log_beta - high,
-            "FIELDS": fields, "BLOCK": 256, "EARLY": early,
-        },
-    ))  # fmt: skip
+    arguments = {"table": table, "clock": clock, "count": count, **ln_beta, "FIELDS": fields, "BLOCK": 256}
+    launches.add(Launch(tables.clock_kernel, -(-count // 256), arguments))

@@ -30,10 +30,10 @@ def _cached(key: tuple[Any, ...], device: torch.device, make: Callable[[], tuple
 
 
 def table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows on the device, and room for the clock's notes on them."""
+    """The rows on the device, and room for the clock's notes on them, or for counts of programs: zeros."""
 
     def make() -> tuple[Tensor, Tensor]:
-        notes = torch.empty(tables.CLOCK * len(rows), dtype=torch.int32, device=device)
+        notes = torch.zeros(tables.CLOCK.value * len(rows), dtype=torch.int32, device=device)
         return _sent(torch.tensor(rows, dtype=torch.int64), device), notes
 
     sent, notes = _cached(tuple(tuple(row) for row in rows), device, make)
@@ -41,13 +41,15 @@ def table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def blocks(counts: tuple[int, ...], device: torch.device, first: int = 0) -> Tensor:
-    """For each program the tensor it works on, counted from ``first``, and which of that tensor's spans of blocks."""
+    """For each program the tensor it works on, counted from ``first``, which of its spans, and of how many."""
 
     def make() -> tuple[Tensor]:
         tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
         block = torch.arange(len(tensor)) - starts[tensor]
-        return (_sent(torch.stack([tensor + first, block], dim=1).to(torch.int32), device),)
+        return (
+            _sent(torch.stack([tensor + first, block, torch.tensor(counts)[tensor]], dim=1).to(torch.int32), device),
+        )
 
     (made,) = _cached((counts, first), device, make)
     return made

@@ -36,7 +36,7 @@ from torchmadam.kernels.planes import (
     store_code,
     unpacked,
 )
-from torchmadam.kernels.tables import address, count_bad, read_clock
+from torchmadam.kernels.tables import address, count_bad, leave, time_of
 
 
 @triton.jit
@@ -119,12 +119,12 @@ def load_block(
 
 @triton.jit
 def coded_kernel(
-    table, blocks, clock, lr_at, lr, spacing, middle, beta, fresh, max_step, decay,
+    table, blocks, clock, log_beta, log_beta_rest, lr_at, lr, spacing, middle, beta, fresh, max_step, decay,
     G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr, DECAYS: tl.constexpr,
     MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr,
     TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
     FLAT: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr,
-    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, EARLY: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """update.madam_coded_ on up to SPAN blocks of a matrix of codes.
 
@@ -136,8 +136,8 @@ def coded_kernel(
     GROUPS: tl.constexpr = BLOCK // LANES
     LAST: tl.constexpr = 2 * TOP if SIGNED else TOP
     program = tl.program_id(0).to(tl.int64)
-    tensor = tl.load(blocks + 2 * program).to(tl.int64)
-    first = tl.load(blocks + 2 * program + 1).to(tl.int64) * SPAN
+    tensor = tl.load(blocks + 3 * program).to(tl.int64)
+    first = tl.load(blocks + 3 * program + 1).to(tl.int64) * SPAN
     at = table + tensor * FIELDS
     rows, columns, begin = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX), tl.load(at + 14).to(INDEX)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
@@ -145,7 +145,7 @@ def coded_kernel(
     PAIRS: tl.constexpr = WIDE and EIGHT and G == tl.bfloat16
     TURN: tl.constexpr = 0 if PAIRS and SIGN_MODE == 1 else SIGN_MODE  # how moves are to be turned
     gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, MOMENT, ALIGNED)
-    correction, inverse, low, high, phase = read_clock(clock, tensor, EARLY)
+    correction, inverse, low, high, phase = time_of(at, clock, tensor, log_beta, log_beta_rest, ALONE)
     EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
     exponents_at = address(at + 5, tl.uint8, False) if EIGHT else moments
     exponents_end = (rows * ((columns + LANES - 1) // LANES * LANES) + 127) // 128
@@ -257,3 +257,5 @@ def coded_kernel(
         grad, held, exponents = next_grad, next_held, next_exponents
         words0, words1, words2, words3, sign_words = next0, next1, next2, next3, next_signs
         block, turn = block + 1, turn + 1
+    if ALONE:
+        leave(at, clock, tensor, tl.load(blocks + 3 * program + 2))

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from torchmadam.kernels.arithmetic import fast_direction, moment_of, moved, narrowed, nearest_bfloat16, random_bits
 from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
-from torchmadam.kernels.tables import address, count_bad, read_clock
+from torchmadam.kernels.tables import address, count_bad, leave, time_of
 
 
 @triton.jit
@@ -61,11 +61,11 @@ def float_elements(
 
 @triton.jit
 def float_kernel(
-    table, blocks, clock, lr_at, lr, beta, fresh, max_step, bound, decay, least, most,
+    table, blocks, clock, log_beta, log_beta_rest, lr_at, lr, beta, fresh, max_step, bound, decay, least, most,
     P: tl.constexpr, G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
     BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
     LR_IS_TENSOR: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
-    SPAN: tl.constexpr, EARLY: tl.constexpr,
+    SPAN: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """update.madam_ on SPAN blocks of one tensor: in groups of 4, which vectorise, and what is left of the last.
 
@@ -73,8 +73,8 @@ def float_kernel(
     """
     GROUPS: tl.constexpr = BLOCK // 4
     program = tl.program_id(0).to(tl.int64)
-    tensor = tl.load(blocks + 2 * program).to(tl.int64)
-    first = tl.load(blocks + 2 * program + 1) * SPAN
+    tensor = tl.load(blocks + 3 * program).to(tl.int64)
+    first = tl.load(blocks + 3 * program + 1) * SPAN
     row = table + tensor * FIELDS
     count, begin = tl.load(row + 5).to(INDEX), tl.load(row + 10).to(INDEX)
     limit = tl.load(tl.load(row + 7).to(tl.pointer_type(tl.float32)))
@@ -104,7 +104,7 @@ def float_kernel(
     exponents = tl.zeros([GROUPS, 1], tl.uint8)
     if EIGHT:
         exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
-    _correction, inverse, low, high, phase = read_clock(clock, tensor, EARLY)
+    _correction, inverse, low, high, phase = time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE)
     for turn in range(SPAN):
         next_group = group + GROUPS
         next_mask = tl.broadcast_to((next_group < whole) & (turn + 1 < SPAN), [GROUPS, 4])
@@ -143,3 +143,5 @@ def float_kernel(
             max_step, decay, least, most, 1, P, HAS_MOMENT, EIGHT, CORRECT, BOUNDED, DECAYS, MAXIMIZE,
             LOST, STOCHASTIC, False,
         )  # fmt: skip
+    if ALONE:
+        leave(row, clock, tensor, tl.load(blocks + 3 * program + 2))

@@ -1,7 +1,7 @@
-"""What the step kernels share: tables of tensors, and a clock that prepares each tensor's numbers of the step.
+"""What the step kernels share: tables of tensors, and each tensor's numbers of the step, from a clock or their own.
 
 Tensors come in a table of 64-bit integers, a row a tensor, that holds their addresses and numbers; a second table tells
-each program which tensor it works on, and where in it.
+each program which tensor it works on, where in it, and how many programs do.
 """
 
 import triton
@@ -16,51 +16,69 @@ PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS,
 # this tensor, which may be a shard, begins.
 ROWS, COLUMNS, SIGNS, PLANES, CODED_FIRST, CODED_COLUMNS = 7, 8, 9, 10, 14, 15
 CODED_EXPONENTS = COUNT
-CLOCK = 5  # numbers that the clock notes for each tensor
+CLOCK = tl.constexpr(6)  # numbers that are kept for each tensor; the last counts the programs of a step without a clock
 
 
 @triton.jit
-def clock_kernel(
-    table, clock, count, log_beta, log_beta_rest, FIELDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
-    """Count a step for every tensor, and note what its programs need: 1 - beta^t, its inverse, random keys, a phase.
+def ticked(t, stream, log_beta, log_beta_rest):
+    """What the programs of a step t need: 1 - beta^t, its inverse, the two halves of a random key, a dither's phase.
 
-    Five 32-bit numbers a tensor. Ln beta comes in two halves: float32 has too few digits. EARLY: the next kernel may
-    begin at once, and waits where it reads the clock.
+    Ln beta comes in two halves: float32 has too few digits.
     """
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
+    exponent = t.to(tl.float64) * log_beta + t.to(tl.float64) * log_beta_rest
+    correction = (1 - tl.exp(exponent)).to(tl.float32)
+    low, high = random_key(stream, t)
+    phase = (t.to(tl.int64) * -1640531527 + stream).to(tl.int32)  # moment8.phase
+    return correction, 1 / correction, low, high, phase.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def clock_kernel(table, clock, count, log_beta, log_beta_rest, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Count a step for every tensor, and note what its programs need: a launch more, but each of them is shorter."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < count
     at = tl.load(table + i * FIELDS + 3, mask, other=0).to(tl.pointer_type(tl.float32))
     t = tl.load(at, mask, other=0.0) + 1
     tl.store(at, t, mask)
-    exponent = t.to(tl.float64) * log_beta + t.to(tl.float64) * log_beta_rest
-    correction = (1 - tl.exp(exponent)).to(tl.float32)
     stream = tl.load(table + i * FIELDS + 6, mask, other=0)
-    low, high = random_key(stream, t)
-    phase = (t.to(tl.int64) * -1640531527 + stream).to(tl.int32)  # moment8.phase
-    tl.store(clock + 5 * i, correction.to(tl.int32, bitcast=True), mask)
-    tl.store(clock + 5 * i + 1, (1 / correction).to(tl.int32, bitcast=True), mask)
-    tl.store(clock + 5 * i + 2, low.to(tl.int32, bitcast=True), mask)
-    tl.store(clock + 5 * i + 3, high.to(tl.int32, bitcast=True), mask)
-    tl.store(clock + 5 * i + 4, phase, mask)
+    correction, inverse, low, high, phase = ticked(t, stream, log_beta, log_beta_rest)
+    notes = clock + CLOCK * i
+    tl.store(notes, correction.to(tl.int32, bitcast=True), mask)
+    tl.store(notes + 1, inverse.to(tl.int32, bitcast=True), mask)
+    tl.store(notes + 2, low.to(tl.int32, bitcast=True), mask)
+    tl.store(notes + 3, high.to(tl.int32, bitcast=True), mask)
+    tl.store(notes + 4, phase.to(tl.int32, bitcast=True), mask)
 
 
 @triton.jit
-def read_clock(clock, tensor, EARLY: tl.constexpr):
-    """1 - beta^t, its inverse, the two halves of the random key, and the phase of the dither of a tensor.
+def time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE: tl.constexpr):
+    """What :func:`ticked` gives for the step that is being made. ALONE: no clock has noted it, nor counted the step."""
+    if ALONE:
+        t = tl.load(tl.load(row + 3).to(tl.pointer_type(tl.float32))) + 1
+        correction, inverse, low, high, phase = ticked(t, tl.load(row + 6), log_beta, log_beta_rest)
+    else:
+        notes = clock + CLOCK * tensor
+        correction, inverse = (
+            tl.load(notes).to(tl.float32, bitcast=True),
+            tl.load(notes + 1).to(tl.float32, bitcast=True),
+        )
+        low, high = tl.load(notes + 2).to(tl.uint32, bitcast=True), tl.load(notes + 3).to(tl.uint32, bitcast=True)
+        phase = tl.load(notes + 4).to(tl.uint32, bitcast=True)
+    return correction, inverse, low, high, phase
 
-    EARLY: waits for the clock to have been written. Nothing may be stored before.
+
+@triton.jit
+def leave(row, clock, tensor, programs):
+    """The end of a program of a step without a clock: the last one of a tensor's, of so many, counts the step.
+
+    All others have by then read the count from before, and used it: within a program, the barrier sees to that.
     """
-    if EARLY:
-        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-    at = clock + 5 * tensor
-    correction, inverse = tl.load(at).to(tl.float32, bitcast=True), tl.load(at + 1).to(tl.float32, bitcast=True)
-    low, high = tl.load(at + 2).to(tl.uint32, bitcast=True), tl.load(at + 3).to(tl.uint32, bitcast=True)
-    return correction, inverse, low, high, tl.load(at + 4).to(tl.uint32, bitcast=True)
+    tl.debug_barrier()
+    arrived = clock + (CLOCK * tensor + CLOCK - 1)
+    if tl.atomic_add(arrived, 1, sem="relaxed") == programs - 1:
+        tl.store(arrived, 0)
+        at = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+        tl.store(at, tl.load(at) + 1)
 
 
 @triton.jit
