@@ -75,9 +75,9 @@ def halves(pairs, sign_words, group, TURN: tl.constexpr, LANES: tl.constexpr, RO
     """
     if TURN:
         signs = sign_words >> ((group % (8 // LANES)).to(tl.int32) * LANES)
-        signs = signs | (signs << 15)  # so that two neighbours' are 16 bits apart
         pair = tl.arange(0, LANES // 2)[None, :]
-        pairs = pairs ^ ((signs << (15 - 2 * pair)) & -2147450880)  # bits 15 and 31
+        # The product has them twice, 15 bits apart: two neighbours' are its bits 15 and 31.
+        pairs = pairs ^ ((signs * (0x8001 << (15 - 2 * pair))) & -2147450880)
     return (unpacked(pairs, group, True, 16, LANES, ROWS) << 16).to(tl.float32, bitcast=True)
 
 
