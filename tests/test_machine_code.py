@@ -57,13 +57,20 @@ RULE = {
 
 
 @pytest.mark.parametrize("eight", [False, True])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "paper12", "signed8", "large paper12", "large signed8"])
-def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "ptx"),
+    [
+        *((kind, False) for kind in ("float32", "bfloat16", "paper12", "signed8", "large paper12", "large signed8")),
+        *((kind, True) for kind in ("paper12", "large paper12", "large signed8")),
+    ],
+)
+def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight, ptx, monkeypatch, tmp_path):
     from torchmadam.kernels import launch
     from torchmadam.ladder.layout import CodeLayout
 
     if kind.startswith("large"):
         monkeypatch.setattr(launch, "LARGE", 0)
+    monkeypatch.setattr(launch, "_takes_ptx", lambda device: ptx)
     found = []
     monkeypatch.setattr(launch.Launches, "__call__", lambda self, lr: found.extend(self._all))
     shapes = [(64, 64), (40, 27)]  # whose rows end on bytes, or within
@@ -94,6 +101,9 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
             assert "REDUX" in code  # one instruction of a warp
             # Nothing goes from thread to thread, but whether this is a tensor's last program, which counts the step.
             assert kind in ("float32", "bfloat16") or code.count("LDS") == one.arguments["ALONE"]
+        if ptx and one.arguments.get("EIGHT") and one.arguments.get("FLAT"):
+            assert code.count("0x2444") == 2  # the third byte of each word of moments, in one instruction
+            assert code.count("0x6240") == (2 if "12" in kind else 0)  # the words of an 8-bit plane, put together
 
 
 @pytest.mark.parametrize("bits", [3, 8, 12])

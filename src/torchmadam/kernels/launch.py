@@ -208,7 +208,7 @@ def coded_step(
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "EVEN": kind == _EVEN, "LANES": lanes, "ALIGNED": _aligned(rows_of_kind, wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),
-                "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "ALONE": alone,
+                "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "ALONE": alone, "PTX": _takes_ptx(device),
             },
             unit=ladder.spacing,
             options={"num_warps": warps, "maxnreg": CODED_REGISTERS[block // (32 * warps)]},
@@ -295,6 +295,11 @@ def _logarithm(beta: float) -> dict[str, float]:
     log_beta = math.log(beta) if beta > 0 else -1e30
     (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
     return {"log_beta": high, "log_beta_rest": log_beta - high}
+
+
+def _takes_ptx(device: torch.device) -> bool:
+    """Whether kernels can have instructions of NVIDIA's: not in Triton's interpreter, nor on other devices."""
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def _float_bits(value: float) -> int:

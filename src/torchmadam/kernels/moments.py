@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from torchmadam.kernels.planes import fetch, put
+from torchmadam.kernels.planes import fetch, permuted, put
 
 
 @triton.jit
@@ -34,7 +34,13 @@ def store_exponents(at, first, end, values, COUNT: tl.constexpr, ROWS: tl.conste
 @triton.jit
 def decoded(codes, exponents):
     """moment8.decoded, from codes as int32."""
-    bits = tl.umulhi(codes.to(tl.uint32) << 24, 429496730).to(tl.int32)
+    return decoded_raised(codes.to(tl.uint32) << 24, exponents)
+
+
+@triton.jit
+def decoded_raised(codes, exponents):
+    """The same, from codes as the upper byte of 32 bits."""
+    bits = tl.umulhi(codes.to(tl.uint32), 429496730).to(tl.int32)
     return (bits + (exponents.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
 
 
@@ -66,16 +72,14 @@ def encoded(moment, largest, position, phase, COUNT: tl.constexpr, ROWS: tl.cons
 @triton.jit
 def store_codes(
     at, start, group, element, whole, mask, values, WIDE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, PTX: tl.constexpr = False,
 ):  # fmt: skip
-    """Write the upper bytes; WIDE as in load_words. Four go into a word by funnel shifts, one instruction each."""
+    """Write the upper bytes; WIDE as in load_words."""
     if WIDE:
         even, odd = tl.split(tl.reshape(values, [ROWS, LANES // 4, 2, 2]))
         first, third = tl.split(even)
         second, fourth = tl.split(odd)
-        words = ((fourth >> 24) << 8) | (third >> 24)
-        words = (words << 8) | (second >> 24)
-        words = (words << 8) | (first >> 24)
+        words = permuted(permuted(first, second, 0x73, PTX), permuted(third, fourth, 0x73, PTX), 0x5410, PTX)
         place = group * (LANES // 4) + tl.arange(0, LANES // 4)[None, :]
         put(at.to(tl.pointer_type(tl.uint32)) + start // 4 + place, words, whole, EVEN)
     else:

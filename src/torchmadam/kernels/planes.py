@@ -81,6 +81,33 @@ def unpacked(words, group, WIDE: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.co
 
 
 @triton.jit
+def permuted(a, b, selectors, PTX: tl.constexpr):
+    """Words of four of the eight bytes of two words, any in any place.
+
+    The lowest hex digit of a selector says which one comes first: 0 to 3 are those of ``a``. In PTX that is one
+    instruction; elsewhere, shifts and masks.
+    """
+    if PTX:
+        words = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, selectors], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        words = a * 0
+        for place in tl.static_range(4):
+            which = (selectors >> (4 * place)) & 7
+            byte = (tl.where(which < 4, a, b) >> (which % 4 * 8)) & 255
+            words = words | (byte << (8 * place))
+    return words.to(tl.int32)
+
+
+@triton.jit
+def raised_bytes(words, LANES: tl.constexpr, ROWS: tl.constexpr, PTX: tl.constexpr):
+    """The bytes of words, each as the upper one of 32 bits, as a ROWS x LANES matrix."""
+    selectors = (tl.arange(0, 4) << 12) | 0x444
+    return tl.reshape(permuted(words[:, :, None], 0, selectors[None, None, :], PTX), [ROWS, LANES])
+
+
+@triton.jit
 def raised(words, group, LANES: tl.constexpr):
     """Of words that hold a bit a weight: each weight's bit, where integers have their sign. Below it is anything."""
     lane = tl.arange(0, LANES)[None, :]
@@ -125,12 +152,21 @@ def load_code(
 @triton.jit
 def code_of(
     words0, words1, words2, words3, group, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
-    WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+    WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, PTX: tl.constexpr = False,
 ):  # fmt: skip
     """K, put together from the words of its planes."""
-    k = unpacked(words0, group, WIDE, W0, LANES, GROUPS)
-    if W1 > 0:
-        k = (k << W1) | unpacked(words1, group, WIDE, W1, LANES, GROUPS)
+    if WIDE and W0 == 8 and W1 > 0 and W1 * LANES >= 8:
+        # The byte of the first plane, and below it that of the second with the bits wanted uppermost.
+        byte = tl.arange(0, 4)[None, None, :]
+        lane = tl.arange(0, LANES // 4)[None, :, None] * 4 + byte
+        rest = words1[:, :, None] << (8 - W1 - W1 * lane % 8)
+        selectors = (byte << 12) | ((4 + W1 * lane // 8) << 8)
+        k = tl.reshape(permuted(words0[:, :, None], rest, selectors, PTX), [GROUPS, LANES])
+        k = (k.to(tl.uint32, bitcast=True) >> (24 - W1)).to(tl.int32)
+    else:
+        k = unpacked(words0, group, WIDE, W0, LANES, GROUPS)
+        if W1 > 0:
+            k = (k << W1) | unpacked(words1, group, WIDE, W1, LANES, GROUPS)
     if W2 > 0:
         k = (k << W2) | unpacked(words2, group, WIDE, W2, LANES, GROUPS)
     if W3 > 0:
@@ -139,13 +175,31 @@ def code_of(
 
 
 @triton.jit
+def store_twelve(plane0, plane1, start, group, whole, k, GROUPS: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
+    """Groups of eight codes of 12 bits, as planes of 8 and of 4; above those bits is anything."""
+    two = tl.permute(tl.reshape(k, [GROUPS, 2, 2, 2]), [0, 1, 3, 2])
+    lower, upper = tl.split(two)  # of the eight, 0 1 4 5 and 2 3 6 7
+    even, odd = tl.split(permuted(lower, upper, 0x5410, PTX))  # 0|2 4|6 and 1|3 5|7
+    words = permuted(even >> 4, odd >> 4, 0x6240, PTX)
+    put(plane0.to(tl.pointer_type(tl.uint32)) + start // 4 + (group * 2 + tl.arange(0, 2)[None, :]), words, whole, EVEN)
+    even0, even1 = tl.split(tl.reshape(even, [GROUPS, 1, 2]))
+    odd0, odd1 = tl.split(tl.reshape(odd, [GROUPS, 1, 2]))
+    even, odd = permuted(even0, even1, 0x6420, PTX), permuted(odd0, odd1, 0x6420, PTX)
+    words = (even & 0x0F0F0F0F) | ((odd << 4) & -252645136)  # 0xF0F0F0F0
+    put(plane1.to(tl.pointer_type(tl.uint32)) + start // 8 + group, words, whole, EVEN)
+
+
+@triton.jit
 def store_code(
     plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0: tl.constexpr, W1: tl.constexpr,
-    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
-    EVEN: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
+    GROUPS: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """K, spread over its planes."""
-    part = k >> (W1 + W2 + W3)
+    """K, spread over its planes; above its bits may be anything. WIDE as in :func:`load_words`."""
+    if WIDE and W0 == 8 and W1 == 4 and W2 == 0 and LANES == 8:
+        store_twelve(plane0, plane1, start, group, whole, k, GROUPS, EVEN, PTX)
+        return
+    part = (k >> (W1 + W2 + W3)) & ((1 << W0) - 1)
     store_plane(plane0, start, row, group, (columns * W0 + 7) // 8, whole, part, FLAT, W0, LANES, GROUPS, EVEN)
     if W1 > 0:
         part = (k >> (W2 + W3)) & ((1 << W1) - 1)

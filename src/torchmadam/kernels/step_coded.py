@@ -18,6 +18,7 @@ from torchmadam.kernels.arithmetic import (
 )
 from torchmadam.kernels.moments import (
     decoded,
+    decoded_raised,
     encoded,
     largest_bits,
     load_exponents,
@@ -33,6 +34,7 @@ from torchmadam.kernels.planes import (
     load_words,
     put,
     raised,
+    raised_bytes,
     store_code,
     unpacked,
 )
@@ -124,12 +126,12 @@ def coded_kernel(
     MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr,
     TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
     FLAT: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr,
-    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ALONE: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ALONE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """update.madam_coded_ on up to SPAN blocks of a matrix of codes.
 
     SIGN_MODE: all weights are positive (0), or signs are in a plane (1) or come from a seed (2). EIGHT: the second
-    moment is codes as well. EVEN: all matrices are FLAT and end with a block.
+    moment is codes as well. EVEN: all matrices are FLAT and end with a block. PTX: see :func:`permuted`.
 
     A block is loaded while the one before it is worked on.
     """
@@ -191,12 +193,15 @@ def coded_kernel(
                 EXPONENTS, PAIRS,
             )  # fmt: skip
 
-        k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS)
+        k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS, PTX)
         g = halves(grad, sign_words, group, TURN < SIGN_MODE, LANES, GROUPS) if PAIRS else grad.to(tl.float32)
         if MAXIMIZE:
             g = -g
         if EIGHT:
-            held = decoded(unpacked(held, group, WIDE, 8, LANES, GROUPS), exponents)
+            if WIDE:
+                held = decoded_raised(raised_bytes(held, LANES, GROUPS, PTX), exponents)
+            else:
+                held = decoded(held, exponents)
         square = g * g
         moment = held * beta + square * fresh if HAS_MOMENT else square
         bits = position.to(tl.uint32)
@@ -243,16 +248,16 @@ def coded_kernel(
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
             codes, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
-            store_codes(moments, start, group, element, whole, mask, codes, WIDE, LANES, GROUPS, EVEN)
+            store_codes(moments, start, group, element, whole, mask, codes, WIDE, LANES, GROUPS, EVEN, PTX)
             store_exponents(exponents_at, block * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS, EVEN)
         elif HAS_MOMENT:
             put(moments + start + element, moment, mask, EVEN)
-        k = tl.minimum(tl.maximum(k + by, WHOLE), WHOLE + LAST) - WHOLE
+        k = tl.minimum(tl.maximum(k + by, WHOLE), WHOLE + LAST)
         if not FLAT:
             k = tl.where(mask, k, 0)  # bits between the end of a row and that of its last byte
         store_code(
-            plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, LANES, GROUPS,
-            EVEN,
+            plane0, plane1, plane2, plane3, start, row, group, columns, whole, k, W0, W1, W2, W3, FLAT, WIDE, LANES,
+            GROUPS, EVEN, PTX,
         )  # fmt: skip
         grad, held, exponents = next_grad, next_held, next_exponents
         words0, words1, words2, words3, sign_words = next0, next1, next2, next3, next_signs
