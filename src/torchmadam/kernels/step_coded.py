@@ -43,13 +43,11 @@ from torchmadam.kernels.tables import address, count_bad, leave, time_of
 
 @triton.jit
 def directed(
-    move, k, negative, pull, spacing, middle, SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr,
-    AGAIN: tl.constexpr,
+    move, k, negative, pull, spacing, middle, SIGNED: tl.constexpr, SIGN_MODE: tl.constexpr, DECAYS: tl.constexpr
 ):  # fmt: skip
     """The move of k from that of the weight, u times the rate in rungs (LadderFormat.climbed); ``pull`` is decay's.
 
-    On a signed ladder, its negative. AGAIN asks for the same in other words: if both calls could share a mask, it would
-    be a register and an instruction for each weight.
+    On a signed ladder, its negative.
     """
     if SIGNED:
         if DECAYS:
@@ -58,9 +56,7 @@ def directed(
             tanh = (1 - fallen) / (1 + fallen)
             move = move + tl.where(x < 0, -tanh, tanh) * pull
     else:
-        if SIGN_MODE > 0 and AGAIN:
-            move = tl.where(negative < 0, -move, move)
-        elif SIGN_MODE > 0:
+        if SIGN_MODE > 0:
             flip = negative & -2147483648
             move = (move.to(tl.int32, bitcast=True) ^ flip).to(tl.float32, bitcast=True)
         if DECAYS:
@@ -84,6 +80,18 @@ def halves(pairs, sign_words, group, TURN: tl.constexpr, LANES: tl.constexpr, RO
 
 
 @triton.jit
+def load_gradients(
+    at, start, row, group, columns, whole, element, mask, FLAT: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+    LANES: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Gradients; PAIRS: as words of two bfloat16."""
+    if PAIRS:
+        return load_words(at, start, row, group, columns, whole, FLAT, WIDE, 16, LANES, EVEN)
+    else:
+        return fetch(at + start + element, mask, EVEN)
+
+
+@triton.jit
 def load_block(
     block, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns, exponents_end,
     HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
@@ -95,10 +103,9 @@ def load_block(
     Of what there is not, just anything.
     """
     start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
-    if PAIRS:
-        grad = load_words(gradients, start, row, group, columns, whole, FLAT, WIDE, 16, LANES, EVEN)
-    else:
-        grad = fetch(gradients + start + element, mask, EVEN)
+    grad = load_gradients(
+        gradients, start, row, group, columns, whole, element, mask, FLAT, WIDE, EVEN, LANES, PAIRS
+    )  # fmt: skip
     if not HAS_MOMENT:
         held = grad.to(tl.float32)
     elif WIDE and EIGHT:
@@ -117,6 +124,37 @@ def load_block(
     if SIGN_MODE == 1:
         sign_words = load_words(signs, start, row, group, (columns + 7) // 8, whole, FLAT, WIDE, 1, LANES, EVEN)
     return grad, held, exponents, words0, words1, words2, words3, sign_words
+
+
+@triton.jit
+def opened(
+    grad, held, exponents, words0, words1, words2, words3, sign_words, begin, start, group, element, low, high,
+    sign_low, sign_high, SIGN_MODE: tl.constexpr, TURN: tl.constexpr, MAXIMIZE: tl.constexpr, EIGHT: tl.constexpr,
+    STOCHASTIC: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
+    FLAT: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr, GROUPS: tl.constexpr,
+    PAIRS: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Of what :func:`load_block` gives, each weight's: k, gradient, moment, below zero if it is; and random bits."""
+    position = (begin + start.to(INDEX)) + element
+    k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS, PTX)
+    g = halves(grad, sign_words, group, TURN < SIGN_MODE, LANES, GROUPS) if PAIRS else grad.to(tl.float32)
+    if MAXIMIZE:
+        g = -g
+    if WIDE and EIGHT:
+        held = decoded_raised(raised_bytes(held, LANES, GROUPS, PTX), exponents)
+    elif EIGHT:
+        held = decoded(held, exponents)
+    negative = element
+    if TURN == 1:
+        negative = raised(sign_words, group, LANES)
+    if TURN == 2:
+        negative = random_bits(position, sign_low, sign_high).to(tl.int32, bitcast=True)
+    bits = position.to(tl.uint32)
+    if STOCHASTIC and FLAT:  # each group lies within eight neighbours
+        bits = shared_bits((begin + start.to(INDEX) + group * LANES) >> 3, element & 7, low, high)
+    elif STOCHASTIC:
+        bits = shared_bits(position >> 3, position & 7, low, high)
+    return k, g, held, negative, bits
 
 
 @triton.jit
@@ -178,12 +216,6 @@ def coded_kernel(
     turn = turns * 0
     while turn < turns:
         start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
-        position = (begin + start.to(INDEX)) + element
-        negative = element  # below zero if the weight is
-        if TURN == 1:
-            negative = raised(sign_words, group, LANES)
-        if TURN == 2:
-            negative = random_bits(position, sign_low, sign_high).to(tl.int32, bitcast=True)
         next_grad, next_held, next_exponents, next_signs = grad, held, exponents, sign_words
         next0, next1, next2, next3 = words0, words1, words2, words3
         if turn + 1 < turns:
@@ -193,27 +225,15 @@ def coded_kernel(
                 EXPONENTS, PAIRS,
             )  # fmt: skip
 
-        k = code_of(words0, words1, words2, words3, group, W0, W1, W2, W3, WIDE, LANES, GROUPS, PTX)
-        g = halves(grad, sign_words, group, TURN < SIGN_MODE, LANES, GROUPS) if PAIRS else grad.to(tl.float32)
-        if MAXIMIZE:
-            g = -g
-        if EIGHT:
-            if WIDE:
-                held = decoded_raised(raised_bytes(held, LANES, GROUPS, PTX), exponents)
-            else:
-                held = decoded(held, exponents)
+        k, g, held, negative, bits = opened(
+            grad, held, exponents, words0, words1, words2, words3, sign_words, begin, start, group, element, low, high,
+            sign_low, sign_high, SIGN_MODE, TURN, MAXIMIZE, EIGHT, STOCHASTIC, W0, W1, W2, W3, FLAT, WIDE, LANES, INDEX,
+            GROUPS, PAIRS, PTX,
+        )  # fmt: skip
         square = g * g
         moment = held * beta + square * fresh if HAS_MOMENT else square
-        bits = position.to(tl.uint32)
-        if STOCHASTIC:
-            if FLAT:  # each group lies within eight neighbours
-                bits = shared_bits((begin + start.to(INDEX) + group * LANES) >> 3, element & 7, low, high)
-            else:
-                bits = shared_bits(position >> 3, position & 7, low, high)
         move = fast_move(g, square, moment, factor, share, rate, HAS_MOMENT)
-        move = directed(
-            move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS, False
-        )
+        move = directed(move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS)
         lost = rate * decay * 6.103515625e-05 if DECAYS else 0.0
         by, doubt = fast_rounded(move, lost, bits, SIGNED, STOCHASTIC)
 
@@ -226,7 +246,10 @@ def coded_kernel(
             unusual = unusual | (exponents < least_exponent)
             doubtful = tl.max(tl.max(tl.where(unusual, DOUBTFUL + 1, worst), 1), 0) > DOUBTFUL
             if doubtful:  # small exponents only matter where there is a gradient
-                sizes = grad & 0x7FFF7FFF if PAIRS else tl.abs(g).to(tl.int32, bitcast=True)
+                grad = load_gradients(
+                    gradients, start, row, group, columns, whole, element, mask, FLAT, WIDE, EVEN, LANES, PAIRS
+                )  # fmt: skip
+                sizes = grad & 0x7FFF7FFF if PAIRS else tl.abs(grad.to(tl.float32)).to(tl.int32, bitcast=True)
                 doubtful = (tl.max(tl.max(sizes, 1), 0) > 0) | (tl.max(tl.max(worst, 1), 0) > DOUBTFUL)
                 doubtful = doubtful | (tl.max(largest.to(tl.uint32, bitcast=True), 0) > most_moment)
         else:
@@ -236,10 +259,21 @@ def coded_kernel(
                 raw = g.to(tl.uint32, bitcast=True)
                 doubtful = doubtful | (tl.min(tl.min(raw + raw - 1, 1), 0) < least_grad)
         if doubtful:
+            # All is loaded again, ``begin`` as well: registers in which it would wait are room for more programs.
+            grad, held, exponents, words0, words1, words2, words3, sign_words = load_block(
+                block, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns,
+                exponents_end, HAS_MOMENT, EIGHT, SIGN_MODE, W0, W1, W2, W3, FLAT, WIDE, EVEN, LANES, INDEX, GROUPS,
+                EXPONENTS, PAIRS,
+            )  # fmt: skip
+            same_k, g, held, negative, bits = opened(
+                grad, held, exponents, words0, words1, words2, words3, sign_words, tl.load(at + 14).to(INDEX), start,
+                group, element, low, high, sign_low, sign_high, SIGN_MODE, TURN, MAXIMIZE, EIGHT, STOCHASTIC, W0, W1,
+                W2, W3, FLAT, WIDE, LANES, INDEX, GROUPS, PAIRS, PTX,
+            )  # fmt: skip
             held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
             moment = held
             u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
-            exact = directed(u * rate, k, negative, rate * decay, spacing, middle, SIGNED, TURN, DECAYS, True)
+            exact = directed(u * rate, same_k, negative, rate * decay, spacing, middle, SIGNED, TURN, DECAYS)
             rungs = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0)
             by = tl.minimum(tl.maximum(rungs, -1048576.0), 1048576.0).to(tl.int32) + WHOLE  # no ladder is as long
             # ``by``, never zero, says which threads count; else the compiler would hand all gradients to other ones.
@@ -247,6 +281,7 @@ def coded_kernel(
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
+            position = (begin + start.to(INDEX)) + element
             codes, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)
             store_codes(moments, start, group, element, whole, mask, codes, WIDE, LANES, GROUPS, EVEN, PTX)
             store_exponents(exponents_at, block * EXPONENTS, exponents_end, new_exponents, EXPONENTS, GROUPS, EVEN)
