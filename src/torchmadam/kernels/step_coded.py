@@ -103,9 +103,7 @@ def load_block(
     Of what there is not, just anything.
     """
     start, row, group, whole, element, mask = groups_of(block, rows, columns, FLAT, INDEX, LANES, GROUPS, EVEN)
-    grad = load_gradients(
-        gradients, start, row, group, columns, whole, element, mask, FLAT, WIDE, EVEN, LANES, PAIRS
-    )  # fmt: skip
+    grad = load_gradients(gradients, start, row, group, columns, whole, element, mask, FLAT, WIDE, EVEN, LANES, PAIRS)
     if not HAS_MOMENT:
         held = grad.to(tl.float32)
     elif WIDE and EIGHT:
