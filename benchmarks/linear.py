@@ -10,7 +10,7 @@ Writes results/bench/<device>-linear.json; with --sweep only prints what every s
 import argparse
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,19 +26,13 @@ from torchmadam import LadderFormat, LadderTensor, to_ladder_
 SHAPES = ["4096x4096", "4096x16384", "16384x4096"]
 LADDERS = ["paper8", "paper10", "paper12", "signed8", "signed12"]
 COLD = 2**28  # bytes; the L2 cache of an H200 has 50 million
-# What --sweep tries: settings of kernels/launch_linear.py.
-VECTOR: dict[str, list[Any]] = {
-    "VECTOR_ROWS": [1, 2, 4, 8],
-    "VECTOR_WARPS": [2, 4, 8],
-    "VECTOR_EARLY": [True, False],
-    "VECTOR_REGISTERS": [255, 128, 96, 80, 64],
-    "VECTOR_MOST": [16],
-}
-TILE: dict[str, list[Any]] = {
-    "TILE_ROWS": [16, 32, 64],
-    "TILE_GROUPS": [4, 8, 16],
-    "TILE_OPTIONS": [{"num_warps": w, "num_stages": s} for w in (2, 4, 8) for s in (1, 2, 3)],
-    "VECTOR_MOST": [0],
+# What --sweep tries: kernels/launch_linear.py's PLANS.
+SPACE: dict[str, list[Any]] = {
+    "rows": [16, 32],
+    "warps": [2, 4, 8, 16],
+    "teams": [1, 2, 4],
+    "stages": [1, 2, 3],
+    "options": [{}, {"maxnreg": 128}, {"maxnreg": 64}],
 }
 
 
@@ -95,37 +89,30 @@ def measured(
     return rows
 
 
-def settings(batch: int) -> Iterator[dict[str, Any]]:
-    """All settings of the kernels that a batch can take."""
-    for space in [VECTOR, TILE] if batch <= 16 else [TILE]:
-        for values in itertools.product(*space.values()):
-            yield dict(zip(space, values, strict=True))
-
-
 def sweep(shape: tuple[int, int], batch: int, ladder: str, device: torch.device, seconds: float) -> None:
-    """Print what every setting takes, the fastest last."""
+    """Print what every plan takes, the fastest last."""
     from torchmadam.kernels import launch_linear
 
     coded, _ = weights(shape, ladder, device)
     size = LadderFormat.preset(ladder).stored_bits / 8 * coded.numel()
     x = torch.randn(batch, shape[1], device=device).bfloat16()
     found = []
-    before = {name: getattr(launch_linear, name) for name in {**VECTOR, **TILE}}
+    before = launch_linear.PLANS
+    most = next(most for most in before if batch <= most)
     try:
-        for setting in settings(batch):
-            for name, value in setting.items():
-                setattr(launch_linear, name, value)
+        for plan in itertools.product(*SPACE.values()):
+            launch_linear.PLANS = {most: plan}
             try:
                 wrong = check(x, coded)
                 ms = float("inf") if wrong else cold_ms(x, coded, size, device, seconds)
-            except Exception as error:  # too many registers, too much shared memory: no setting for this device
+            except Exception as error:  # too many warps, too much shared memory: no plan for this device
                 wrong, ms = f"{type(error).__name__}: {str(error)[:80]}", float("inf")
-            found.append((ms, wrong or "", setting))
+            found.append((ms, wrong or "", plan))
     finally:
-        for name, value in before.items():
-            setattr(launch_linear, name, value)
-    for ms, wrong, setting in sorted(found, key=lambda each: -each[0]):
-        print(f"{shape[0]}x{shape[1]} batch {batch} {ladder:<9}{1000 * ms:>9.2f} us  {setting} {wrong}", flush=True)
+        launch_linear.PLANS = before
+    for ms, wrong, plan in sorted(found, key=lambda each: -each[0]):
+        told = dict(zip(SPACE, plan, strict=True))
+        print(f"{shape[0]}x{shape[1]} batch {batch} {ladder:<9}{1000 * ms:>9.2f} us  {told} {wrong}", flush=True)
 
 
 def main() -> None:

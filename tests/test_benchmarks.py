@@ -105,12 +105,12 @@ def test_a_wrong_product_is_noticed_and_not_timed(monkeypatch):
     assert row["missing"].startswith("wrong")
 
 
-def test_a_sweep_leaves_the_settings_as_they_were(monkeypatch, capsys):
+def test_a_sweep_leaves_the_plans_as_they_were(monkeypatch, capsys):
     launch_linear = pytest.importorskip("torchmadam.kernels.launch_linear")
-    before = {name: getattr(launch_linear, name) for name in {**linear.VECTOR, **linear.TILE}}
-    for space in (linear.VECTOR, linear.TILE):
-        for name in space:
-            monkeypatch.setitem(space, name, space[name][-1:])
+    before = dict(launch_linear.PLANS)
+    for name, values in linear.SPACE.items():
+        monkeypatch.setitem(linear.SPACE, name, values[:1])
+    monkeypatch.setitem(linear.SPACE, "stages", [1, 2])
     linear.sweep((32, 64), 1, "signed8", CPU, 0.001)
     assert capsys.readouterr().out.count("32x64 batch 1 signed8") == 2
-    assert before == {name: getattr(launch_linear, name) for name in before}
+    assert before == launch_linear.PLANS

@@ -20,14 +20,13 @@ POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", to
 POINTERS |= {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
-def machine_code(kernel, signature, constants, folder, aligned=False, **options):
-    """The disassembled kernel for compute capability 9.0; ``aligned``: for pointers that 16 divides."""
+def machine_code(kernel, signature, constants, folder, aligned=(), **options):
+    """The disassembled kernel for compute capability 9.0; ``aligned``: arguments that 16 divides."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     places = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
-    pointers = [i for i, kind in enumerate(signature.values()) if kind.startswith("*") and aligned]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     (folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])
@@ -36,10 +35,16 @@ def machine_code(kernel, signature, constants, folder, aligned=False, **options)
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def launched(one, folder, **how):
-    """The machine code of a launch, from the arguments it would be given."""
+def launched(one, folder, special=False, **how):
+    """The machine code of a launch, from the arguments it would be given.
+
+    ``special``: for addresses and integers that 16 divides, and integers that are 1, as Triton compiles it then.
+    """
     kernel, arguments = one.kernel, one.arguments
     constants = {p.name: arguments[p.name] for p in kernel.params if p.is_constexpr}
+    given = {n: value for n, value in arguments.items() if n not in constants and special}
+    constants |= {n: 1 for n, value in given.items() if isinstance(value, int) and value == 1}
+    aligned = [n for n, value in given.items() if isinstance(value, torch.Tensor) or value % 16 == 0]
 
     def type_of(value):
         if isinstance(value, torch.Tensor):
@@ -47,7 +52,7 @@ def launched(one, folder, **how):
         return "i32" if isinstance(value, int) else "fp32"
 
     signature = {n: "constexpr" if n in constants else type_of(arguments[n]) for n in kernel.arg_names}
-    return machine_code(kernel, signature, constants, folder, **one.options, **how)
+    return machine_code(kernel, signature, constants, folder, aligned, **one.options, **how)
 
 
 RULE = {
@@ -133,40 +138,57 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
     assert "16x2" not in code
 
 
-# Instructions a weight, of a thread with 128 weights and all that comes before and after; what they were, and a tenth.
-LINEAR = {"paper8": 10.4, "paper10": 13.3, "paper12": 13.2, "signed8": 9.0, "signed12": 11.8}
+# Instructions a weight in the loop of a linear layer for one row of x: what they were, and a twentieth. An H200 has 8.9
+# turns a weight for the time in which signed8 is 1.6 times as fast as bfloat16. Powers of 2 take eight, but of another
+# unit.
+LINEAR = {"paper8": 6.1, "paper10": 7.5, "paper12": 7.4, "signed8": 6.6, "signed12": 7.6}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.bfloat16) for name in LINEAR), ("signed8", torch.float16)])
 def test_a_linear_layer_of_codes_decodes_in_registers_with_few_instructions_a_weight(name, dtype, tmp_path):
-    code = linear_code(name, dtype, 1, tmp_path)
-    instructions = [line for line in code.splitlines() if line.lstrip().startswith("/*") and ";" in line]
-    assert len(instructions) / 128 < LINEAR[name]
-    assert "I2F" not in code  # converting is a slow instruction
-    assert code.count("MUFU.EX2") == (0 if name.startswith("signed") else 128)
-    assert "STL" not in code  # nothing is spilled
-    assert "STS" not in code[: code.index("SHFL")]  # nothing goes from thread to thread but the sums, at the end
-    loading = code[: code.index("BAR.SYNC")]
-    assert loading.count("LDG.E.128") == 8  # all codes are asked for
-    assert not any(name in loading for name in ("FADD", "FMUL", "MUFU"))  # before any is waited for
+    code, tile = linear_code(name, dtype, 1, tmp_path)
+    weights = tile["R"] * 128 // 32  # of a thread and turn
+    loop = loop_of(code)
+    assert len(loop) / weights < LINEAR[name]
+    assert sum("HMMA.16816.F32" in line for line in loop) == weights // 8
+    assert sum("MUFU.EX2" in line for line in loop) == (0 if name.startswith("signed") else weights)
+    # No slow conversion, nothing spilled, nothing from thread to thread: tensor cores take weights from registers.
+    assert not any(slow in line for line in loop for slow in ("I2F", "STL", "LDL", "STS", "LDS", "SHFL", "BAR"))
 
 
-@pytest.mark.parametrize(
-    ("name", "batch", "dtype"),
-    [("paper12", 64, torch.bfloat16), ("signed8", 64, torch.float16), ("paper8", 5, torch.bfloat16)],
-)
-def test_larger_batches_compile_for_tensor_cores(name, batch, dtype, tmp_path):
-    code = linear_code(name, dtype, batch, tmp_path)
-    assert "HMMA.16816.F32" in code
-    assert "LDSM" in code
-    assert "STL" not in code
+@pytest.mark.parametrize("name", ["paper8", "paper12", "signed8"])
+@pytest.mark.parametrize("batch", [16, 32, 64])
+def test_larger_batches_decode_a_weight_once_and_in_registers(name, batch, tmp_path):
+    code, tile = linear_code(name, torch.bfloat16, batch, tmp_path)
+    loop = loop_of(code)
+    weights = tile["R"] * 128 // 32
+    assert sum("HMMA.16816.F32" in line for line in loop) == weights * batch // 64
+    assert sum("F2FP" in line for line in loop) == weights // 2
+    assert sum("LDL" in line for line in loop) < 16
+    assert not any("STS" in line for line in loop)
+
+
+def loop_of(code):
+    """The instructions of the loop, which ends with a branch back to where it begins."""
+    labels, instructions = {}, []
+    for line in code.splitlines():
+        if line.startswith(".L_"):
+            labels[line.rstrip(":")] = len(instructions)
+        elif line.lstrip().startswith("/*") and ";" in line:
+            instructions.append(line)
+            target = line.partition("`(")[2].partition(")")[0]
+            if "BRA" in line and labels.get(target, len(instructions)) < len(instructions) - 1:
+                return instructions[labels[target] :]
+    raise AssertionError("no loop")
 
 
 def linear_code(name, dtype, batch, folder):
+    """Of 4,096 columns; and the sizes of what a program works on."""
     from torchmadam.kernels import launch_linear
     from torchmadam.ladder.layout import CodeLayout
 
     coding = CodeLayout.contiguous(LadderFormat.preset(name), (4096, 4096))
     planes = [torch.empty(s, dtype=torch.uint8) for s in coding.plane_shapes]
     x, out, limit = torch.zeros(batch, 4096, dtype=dtype), torch.empty(batch, 4096, dtype=dtype), torch.ones(())
-    return launched(launch_linear.prepared(out, x, planes, limit, coding, None), folder, aligned=True)
+    one = launch_linear.prepared(out, x, planes, limit, coding, None)
+    return launched(one, folder, special=True), one.arguments

@@ -2,28 +2,29 @@
 
 import functools
 import math
+import struct
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from torchmadam.kernels import launch, linear, resident
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import SEED, CodeLayout
 
-# The vector kernel has an instruction more a weight for every row of x, and the tile kernel about as many as four rows.
-VECTOR_MOST = 4
-VECTOR_ROWS = 4  # of W that share what is loaded of x; more take registers from the programs beside
-VECTOR_WARPS = 4
-VECTOR_REGISTERS = 0  # of a thread, at most; 0: as many as the compiler likes, but for what does with few:
-LEAN_REGISTERS = 64  # a polynomial, one plane, one row of x; 32 warps then run at a time, not 16 or fewer
-VECTOR_EARLY = True
-FEW_ROWS = 2048  # of W; below, a program takes one, since else there were fewer programs than a GPU runs at a time
-TILE_ROWS = 16
-TILE_GROUPS = 8
-TILE_OPTIONS = {"num_warps": 4, "num_stages": 2}
-VECTOR_LANES, TILE_LANES = 16, 32
+GROUP = 32  # columns
+# By rows of x, up to so many: rows of W of a warp, warps that share their columns, teams of such, stages; and how to
+# compile it.
+PLANS: dict[int, tuple[int, int, int, int, dict[str, int]]] = {
+    8: (16, 16, 1, 1, {}),
+    16: (32, 8, 1, 1, {}),
+    32: (32, 8, 1, 1, {}),
+    64: (32, 8, 1, 1, {}),
+}
+EARLY = True
+# Triton's interpreter knows no PTX, and neither do AMD's GPUs.
+PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
 POLYNOMIAL_ERROR = 4e-6  # of sinh, relative; a bfloat16's is 2e-3
 
 
@@ -31,7 +32,7 @@ def takes(x: Tensor, planes: Sequence[Tensor], coding: CodeLayout) -> bool:
     """Whether the kernels can: at most two planes of k and stored signs, in whole groups, at even addresses."""
     return (
         coding.numel > 0
-        and coding.columns % TILE_LANES == 0
+        and coding.columns % GROUP == 0
         and (coding.signs != SEED or coding.format.is_signed)
         and len(launch._code_widths(coding)) <= 2
         and all(tensor.data_ptr() % 16 == 0 for tensor in (x, *planes))
@@ -51,44 +52,47 @@ def prepared(
     out: Tensor, x: Tensor, planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, bias: Tensor | None
 ) -> launch.Launch:
     """The launch that puts it into ``out``."""
-    batch, rows = x.shape[0], coding.rows
     ladder = launch._ladder_arguments(coding)
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
-    numbers = arithmetic(coding.format)
-    lean = numbers["KIND"] == 1 and ladder["W1"] == 0 and batch == 1
-    kernel, options, tile = plan(batch, rows, coding.columns, lean=lean)
+    numbers, factor = arithmetic(coding.format, ladder["W1"])
+    tile, options = plan(x.shape[0], coding.columns)
+    early = launch._begins_early(x.device) and EARLY
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
-        "plane1": k_planes[-1], "signs": planes[-1], "batch": batch, "rows": rows,
-        "ones": (1 << ladder["W0"]) - 1, "whole": 2.0**23, "GROUPS": coding.columns // tile["LANES"],
-        "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, "BIAS": bias is not None,
-        **numbers, **tile,
+        "plane1": k_planes[-1], "signs": planes[-1], "batch": x.shape[0], "rows": coding.rows, "factor": factor,
+        "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, **numbers, "BIAS": bias is not None, "PLAIN": PLAIN,
+        "GROUPS": coding.columns // GROUP, **tile, "EARLY": early,
     }  # fmt: skip
-    return launch.Launch(kernel, -(-rows // tile["R"]), arguments, options=options)
+    options = {"num_warps": tile["S"] * tile["TEAMS"], **options, **({"launch_pdl": True} if early else {})}
+    return launch.Launch(
+        linear.linear_kernel, -(-coding.rows // (tile["R"] * tile["TEAMS"])), arguments, options=options
+    )
 
 
-def plan(batch: int, rows: int, columns: int, *, lean: bool) -> tuple[Any, dict[str, int], dict[str, Any]]:
-    """Which kernel, compiled how, and the sizes of what its programs work on."""
-    if batch <= VECTOR_MOST:
-        groups = columns // VECTOR_LANES
-        warps = min(VECTOR_WARPS, max(1, _power_of_2(groups) // 32))
-        tile = {"LANES": VECTOR_LANES, "B": _power_of_2(batch), "R": VECTOR_ROWS if rows >= FEW_ROWS else 1}
-        tile |= {"G": 32 * warps, "EVEN": groups % (32 * warps) == 0, "EARLY": VECTOR_EARLY}
-        registers = VECTOR_REGISTERS or (LEAN_REGISTERS if lean else 0)
-        return linear.vector_kernel, {"num_warps": warps, **({"maxnreg": registers} if registers else {})}, tile
-    groups = columns // TILE_LANES
-    tile = {"LANES": TILE_LANES, "B": max(16, _power_of_2(batch)), "R": TILE_ROWS, "G": TILE_GROUPS}
-    return linear.tile_kernel, TILE_OPTIONS, tile | {"EVEN": groups % TILE_GROUPS == 0}
+def plan(batch: int, columns: int) -> tuple[dict[str, int], dict[str, int]]:
+    """The sizes of what programs work on, and how they are compiled."""
+    most = next(most for most in PLANS if batch <= most)
+    rows, warps, teams, stages, options = PLANS[most]
+    chunks = -(-columns // (4 * GROUP))  # of a warp; a warp without one has only zeros to add
+    warps = min(warps, 1 << (chunks - 1).bit_length())
+    return {"B": most, "R": rows, "S": warps, "TEAMS": teams, "STAGES": stages}, options
 
 
 @functools.lru_cache(maxsize=64)
-def arithmetic(ladder: LadderFormat) -> dict[str, float]:
-    """The numbers that linear.rungs needs, and the factor that it leaves out."""
-    found = {"KIND": 0, "zero": 0.0, "spacing": -ladder.spacing / math.log(2), "p1": 0.0, "p2": 0.0, "factor": 1.0}
+def arithmetic(ladder: LadderFormat, lower_bits: int) -> tuple[dict[str, float], float]:
+    """The numbers that linear.rungs needs, and the factor that it leaves out.
+
+    It computes (2^23 + k unit) scale + offset with one rounding. Of the paper's ladder the rounding of the offset goes
+    into the factor; of the others scale and offset are exact.
+    """
+    unit = 2.0 ** (8 - lower_bits if lower_bits else 0)
     if not ladder.is_signed:
-        return found
-    found["zero"] = float(ladder.top)
+        scale = _float32(-ladder.spacing / math.log(2)) / unit
+        # Powers begin at 2^14, so that float16 has normal numbers for 28 octaves.
+        offset = _float32(14 - 2.0**23 * scale)
+        return {"KIND": 0, "SCALE": scale, "OFFSET": offset, "P1": 0.0, "P2": 0.0}, 2.0 ** -(2.0**23 * scale + offset)
+    zero = 2.0**23 + ladder.top * unit
     # sinh(a) / a as a polynomial of a^2 up to ``most``: of Taylor's series the two terms beyond the square are replaced
     # by the polynomials of degree 2 next to them (Chebyshev's). What is left is their largest distance.
     most = (ladder.top * ladder.spacing) ** 2
@@ -97,14 +101,30 @@ def arithmetic(ladder: LadderFormat) -> dict[str, float]:
     third += 2 * most * fourth
     series = [series[0] + third * most**3 / 32, series[1] - third * most**2 * 9 / 16, series[2] + third * most * 3 / 2]
     if third * most**3 / 32 < POLYNOMIAL_ERROR:
-        # Over its last coefficient it is (a^2 + half)^2 + rest: an instruction less. And a is k times the spacing.
+        # Over its last coefficient it is (a^2 + half)^2 + rest: an instruction less. Here a = k spacing is z per.
         half = series[1] / series[2] / 2
         rest = series[0] / series[2] - half**2
-        factor = ladder.crossing * series[2] * ladder.spacing**5
-        return found | {"KIND": 1, "p1": half / ladder.spacing**2, "p2": rest / ladder.spacing**4, "factor": factor}
-    return found | {"KIND": 2, "spacing": ladder.spacing / math.log(2), "factor": 0.5 * ladder.crossing}
+        size = 2.0 ** -ladder.top.bit_length()  # z = k size is below 1
+        per = ladder.spacing / size
+        numbers = {
+            "KIND": 1,
+            "SCALE": size / unit,
+            "OFFSET": -zero * size / unit,
+            "P1": half / per**2,
+            "P2": rest / per**4,
+        }
+        return numbers, ladder.crossing * series[2] * per**5
+    scale = ladder.spacing / math.log(2)
+    shift = float(min(0, 14 - math.ceil(ladder.top * scale)))  # float16 ends at 2^16
+    return {
+        "KIND": 2,
+        "SCALE": scale / unit,
+        "OFFSET": -zero,
+        "P1": shift,
+        "P2": 0.0,
+    }, 0.5 * ladder.crossing * 2**-shift
 
 
-def _power_of_2(count: int) -> int:
-    """The smallest that is not below."""
-    return 1 << (count - 1).bit_length()
+def _float32(value: float) -> float:
+    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    return float(rounded)

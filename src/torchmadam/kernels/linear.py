@@ -1,194 +1,228 @@
 """y = x W^T in Triton, with W as codes that are decoded in registers: for generation, where W is most of what is read.
 
-LANES weights of a row, 16 or 32, are a group, which fills at least two words of every plane. With 16, every load of a
-program then gives a group to the same thread, and nothing goes from thread to thread before the sums are made.
-Matrices of groups have columns first and rows second, because Triton then spreads a warp along the columns.
+A weight becomes a number where a tensor core wants it, in the thread that loaded its code. Sums do not mind in which
+order columns are taken, so a thread takes 32 that lie side by side, a *group*: WIDTH words of a plane. Of a group the
+columns j and j + 16 are neighbours in a register, because then one shift brings both signs to their places. Tensors of
+groups have the dimensions 4 x 8 x warps x rows / 8 x words: four groups of a row and eight rows are a warp, as in an
+operand of mma.m16n8k16. Triton gives threads to dimensions in this order; with any other it would be as correct, but
+weights would go through shared memory.
 """
 
 import triton
 import triton.language as tl
 
-from torchmadam.kernels.planes import fetch
 
-
-@triton.constexpr_function
-def word_bits(width, lanes):
-    """Bits of the words that a group is loaded in, from a plane of so many bits a weight: two words or more."""
-    return min(32, width * lanes // 2)
+@triton.jit
+def fetch(at, mask, MASKED: tl.constexpr):
+    """Load; MASKED: zero where the mask says no. Else it says yes to all."""
+    if MASKED:
+        return tl.load(at, mask, other=0)
+    else:
+        return tl.load(at)
 
 
 @triton.jit
-def load_groups(at, group, mask, WIDTH: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr):
-    """What one plane holds of a matrix of groups, still packed: the words of a group are the last dimension."""
-    UNIT: tl.constexpr = word_bits(WIDTH, LANES)
-    COUNT: tl.constexpr = LANES * WIDTH // UNIT
-    TYPE: tl.constexpr = tl.uint32 if UNIT == 32 else tl.uint16 if UNIT == 16 else tl.uint8
-    place = group[:, :, None] * COUNT + tl.arange(0, COUNT)[None, None, :]
-    return fetch(at.to(tl.pointer_type(TYPE)) + place, mask[:, :, None], EVEN).to(tl.int32)
+def load_halves(at, start, group, mask, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """What a plane of so many bits a weight holds of columns 0 to 15 of groups, and of columns 16 to 31."""
+    if WIDTH == 8:  # a load has at most 16 bytes
+        word = at.to(tl.pointer_type(tl.uint32)) + start * 8 + tl.arange(0, 4)[None, None, None, None, :] + group * 8
+        low, high = fetch(word, mask, MASKED), fetch(word + 4, mask, MASKED)
+    else:
+        # Of signs two words of 16 bits: a single word would be loaded together with those of other groups.
+        TYPE: tl.constexpr = tl.uint32 if WIDTH > 1 else tl.uint16
+        COUNT: tl.constexpr = WIDTH if WIDTH > 1 else 2
+        word = start * COUNT + tl.arange(0, COUNT)[None, None, None, None, :] + group * COUNT
+        words = fetch(at.to(tl.pointer_type(TYPE)) + word, mask, MASKED)
+        words = tl.reshape(words, [4, 8, words.shape[2], words.shape[3], 2, COUNT // 2])
+        low, high = tl.split(tl.permute(words, (0, 1, 2, 3, 5, 4)))
+    return low.to(tl.int32), high.to(tl.int32)
+
+
+@triton.jit
+def load_inputs(at, start, group, mask, MASKED: tl.constexpr):
+    """The same columns of x, in four parts, since a load has at most 16 bytes."""
+    part = at + start * 32 + tl.arange(0, 8)[None, None, None, None, :] + group * 32
+    first, second = fetch(part, mask, MASKED), fetch(part + 8, mask, MASKED)
+    return first, second, fetch(part + 16, mask, MASKED), fetch(part + 24, mask, MASKED)
 
 
 @triton.jit
 def load_weights(
-    plane0, plane1, signs, group, mask, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, LANES: tl.constexpr,
-    EVEN: tl.constexpr,
+    plane0, plane1, signs, starts, group, mask, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The words of k's one or two planes and of the signs; of a plane that is not there, those of the first."""
-    words0 = load_groups(plane0, group, mask, W0, LANES, EVEN)
-    words1, words2 = words0, words0
+    """A group a thread and row, of every plane; of a plane that is not there, words of the first."""
+    low0, high0 = load_halves(plane0, starts, group, mask, W0, MASKED)
+    low1, high1, negative = low0, high0, low0
     if W1 > 0:
-        words1 = load_groups(plane1, group, mask, W1, LANES, EVEN)
+        low1, high1 = load_halves(plane1, starts, group, mask, W1, MASKED)
     if SIGNS:
-        words2 = load_groups(signs, group, mask, 1, LANES, EVEN)
-    return words0, words1, words2
+        low, high = load_halves(signs, starts, group, mask, 1, MASKED)
+        negative = low | (high << 16)
+    return low0, high0, low1, high1, negative
 
 
 @triton.jit
-def spread(words, lowest, WIDTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, G: tl.constexpr):
-    """Words, each once for every weight in it, shifted so that the weight's lowest bit is at ``lowest``."""
-    EACH: tl.constexpr = word_bits(WIDTH, LANES) // WIDTH
-    right = tl.arange(0, EACH)[None, None, None, :] * WIDTH - lowest
-    shifted = (words[:, :, :, None] >> tl.maximum(right, 0)) << tl.maximum(-right, 0)
-    return tl.reshape(shifted, [G, R, LANES])
+def spread(words, WIDTH: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr):
+    """The 16 integers in the words of half a group."""
+    COUNT: tl.constexpr = WIDTH // 2 if WIDTH > 1 else 1
+    shift = WIDTH * tl.arange(0, 16 // COUNT)[None, None, None, None, None, :]
+    return tl.reshape((words[:, :, :, :, :, None] >> shift) & ((1 << WIDTH) - 1), [4, 8, S, ROWS, 16])
 
 
 @triton.jit
-def whole_floats(
-    words0, words1, ones, whole, zero, W0: tl.constexpr, W1: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr,
-    G: tl.constexpr,
-):  # fmt: skip
-    """K - zero as float32. Conversions are slow, but the bits of k below those of 2^n are those of 2^n + k.
+def bytes_of(words0, words1, W1: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr):
+    """Of planes of 8 and W1 bits, the bits of k 2^(8 - W1) in integers, with others beside them if W1 > 0.
 
-    Which n, is free: of a word of four codes the first two stay where they are, and two planes meet at bit 8. ``whole``
-    is 2^23 and ``ones`` are as many as W0 says. Neither is a constant: an instruction has room for one, and the
-    compiler would take shifts that two weights share for something better.
+    A byte with the weight's W1 bits on top, after one of the 8 / W1 shifts, goes below the weight's byte of the first.
     """
-    if W1 > 0:
-        LOW: tl.constexpr = 8 - W1
-        size = whole * (1.0 / (1 << LOW)) + tl.zeros([1, 1, LANES], tl.float32)
-        lower = (spread(words1, LOW, W1, LANES, R, G) & (((1 << W1) - 1) << LOW)) | size.to(tl.int32, bitcast=True)
-        raw = (spread(words0, 8, W0, LANES, R, G) & (((1 << W0) - 1) << 8)) ^ lower  # | would be sorted otherwise
+    i = tl.arange(0, 16)[None, None, None, None, :]
+    word0 = tl.reshape(tl.broadcast_to(words0[:, :, :, :, :, None], [4, 8, S, ROWS, 4, 4]), [4, 8, S, ROWS, 16])
+    if W1 == 0:  # and 2^23 above it
+        raw = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0x4B000000, $2;", "=r,r,r", [word0, 0x7540 + i % 4], dtype=tl.int32, is_pure=True, pack=1
+        )
     else:
-        EACH: tl.constexpr = word_bits(W0, LANES) // W0
-        lowest = (tl.arange(0, EACH) % 2)[None, None, None, :] * 8
-        odd = (tl.arange(0, LANES) % 2)[None, None, :]
-        size = tl.where(odd > 0, whole * 0.00390625, whole)
-        k = spread(words0, lowest, W0, LANES, R, G) & tl.where(odd > 0, ones << 8, ones)
-        raw = k | size.to(tl.int32, bitcast=True)
-    return raw.to(tl.float32, bitcast=True) - (size + zero)
+        EACH: tl.constexpr = 8 // W1
+        COUNT: tl.constexpr = W1 // 2 if W1 > 1 else 1
+        word1 = tl.broadcast_to(words1[:, :, :, :, :, None], [4, 8, S, ROWS, COUNT, 16 // COUNT])
+        word1 = tl.reshape(word1, [4, 8, S, ROWS, 16]) << (8 - W1 - W1 * (i % EACH))
+        raw = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [word0, word1, 0x4404 + (i % 4) * 16 + i // EACH % 4],
+            dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return raw
 
 
 @triton.jit
 def rungs(
-    words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
-    KIND: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    words0, words1, whole, W0: tl.constexpr, W1: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
+    OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Float32 weights, G x R x LANES, less the factor that all of them share (launch_linear.arithmetic).
+    """Float32 weights without sign or limit, less a factor that all of them share (launch_linear.arithmetic).
 
-    KIND 0: the paper's, 2^(k spacing), here with a spacing below zero. 1: sinh, as k ((k^2 + p1)^2 + p2), which is
-    large, 2e19 at 12 bits, but in three instructions. 2: sinh, as a difference of powers, each as slow as eight others.
+    Conversions are slow, but the bits of an integer below those of 2^23 are those of 2^23 + it: here it is k, or
+    k 2^(8 - W1). KIND 0: the paper's, 2^z with z = raw SCALE + OFFSET. 1: sinh, as z ((z^2 + P1)^2 + P2). 2: sinh, as a
+    difference of powers, 2^(z + P1) - 2^(P1 - z) with z = (raw + OFFSET) SCALE.
     """
-    k = whole_floats(words0, words1, ones, whole, zero, W0, W1, LANES, R, G)
-    if KIND == 0:
-        w = tl.exp2(k * spacing)
-        if SIGNS:
-            negative = spread(words2, 0, 1, LANES, R, G) << 31
-            w = (w.to(tl.int32, bitcast=True) ^ negative).to(tl.float32, bitcast=True)
-    elif KIND == 1:
-        square = k * k + p1
-        w = k * (square * square + p2)
+    if PLAIN or W0 < 8:
+        raw = spread(words0, W0, S, ROWS)
+        if W1 > 0:
+            raw = (raw << 8) | (spread(words1, W1, S, ROWS) << (8 - W1))
+        raw = raw | whole
     else:
-        w = tl.exp2(k * spacing) - tl.exp2(k * -spacing)
+        raw = bytes_of(words0, words1, W1, S, ROWS)
+        if W1 > 0:
+            raw = (raw & (0x10000 - (1 << (8 - W1)))) | whole
+    raw = raw.to(tl.float32, bitcast=True)
+    if KIND == 0 and PLAIN:  # without a fused multiply-add
+        w = tl.exp2((raw - 8388608.0) * SCALE + (OFFSET + 8388608.0 * SCALE))
+    elif KIND == 0:
+        w = tl.exp2(tl.fma(raw, SCALE, OFFSET))
+    elif KIND == 1:
+        z = raw * SCALE + OFFSET
+        square = z * z + P1
+        w = z * (square * square + P2)
+    else:
+        k = raw + OFFSET
+        w = tl.exp2(k * SCALE + P1) - tl.exp2(k * -SCALE + P1)
     return w
 
 
 @triton.jit
-def load_inputs(x, start, group, inside, LANES: tl.constexpr, EVEN: tl.constexpr, B: tl.constexpr, G: tl.constexpr):
-    """B rows of x beside groups of weights: G x B x 1 x LANES. In two halves, since a load has at most 16 bytes."""
-    HALF: tl.constexpr = LANES // 2
-    place = start[None, :, None] + (group[:, None, None] * LANES + tl.arange(0, HALF)[None, None, :])
-    low = fetch(x + place, inside[:, None, None], EVEN)
-    high = fetch(x + HALF + place, inside[:, None, None], EVEN)
-    return tl.reshape(tl.permute(tl.join(low, high), (0, 1, 3, 2)), [G, B, 1, LANES]).to(tl.float32)
-
-
-@triton.jit
-def after_loads(whole, limit):
-    """``whole``, in a way that keeps loads before what is computed from it, where the compiler would mix them.
-
-    It saves registers so, but then waits for some weights before it asks for others. Loads do not move across a
-    barrier, and nothing that needs a limit comes before the limit is there, which is never below zero.
-    """
-    tl.debug_barrier()
-    return tl.where(tl.load(limit) >= 0, whole, 0.0)
-
-
-@triton.jit
-def vector_kernel(
-    out, x, bias, limit, plane0, plane1, signs, batch, rows, ones, whole, zero, spacing, p1, p2, factor,
-    W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
-    EARLY: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+def weights(
+    low0, high0, low1, high1, negative, whole, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
+    KIND: tl.constexpr, SCALE: tl.constexpr, OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+    PLAIN: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """At most B rows of x with R rows of W, of GROUPS each; G groups at a time, the next ones under way.
+    """Weights of columns j, and of columns j + 16, rounded to the type of x."""
+    low = rungs(low0, low1, whole, W0, W1, KIND, SCALE, OFFSET, P1, P2, PLAIN, S, ROWS)
+    high = rungs(high0, high1, whole, W0, W1, KIND, SCALE, OFFSET, P1, P2, PLAIN, S, ROWS)
+    j = tl.arange(0, 16)[None, None, None, None, :]
+    if not SIGNS:
+        low, high = low.to(TYPE), high.to(TYPE)
+    elif PLAIN:
+        low = (low.to(tl.int32, bitcast=True) ^ ((negative >> j) << 31)).to(tl.float32, bitcast=True).to(TYPE)
+        high = (high.to(tl.int32, bitcast=True) ^ ((negative >> (16 + j)) << 31)).to(tl.float32, bitcast=True).to(TYPE)
+    elif TYPE == tl.bfloat16:
+        low, high = tl.inline_asm_elementwise(
+            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; lop3.b32 both, both, $4, 0x80008000, 0x78; "
+            "mov.b32 {$0, $1}, both; }",
+            "=h,=h,r,r,r", [low, high, negative << (15 - j)], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        low, high = tl.inline_asm_elementwise(
+            "{ .reg .b32 both; cvt.rn.f16x2.f32 both, $3, $2; lop3.b32 both, both, $4, 0x80008000, 0x78; "
+            "mov.b32 {$0, $1}, both; }",
+            "=h,=h,r,r,r", [low, high, negative << (15 - j)], dtype=(tl.float16, tl.float16), is_pure=True, pack=1,
+        )  # fmt: skip
+    return low, high
 
-    Weights are float32 and not rounded; the limit, which they share, multiplies the sums. EARLY: all loads of a turn
-    come before its arithmetic.
+
+@triton.jit
+def operand(low, high, S: tl.constexpr, ROWS: tl.constexpr):
+    """S matrices of 8 ROWS x 128 from halves of groups, with columns where a tensor core wants what a thread has."""
+    both = tl.reshape(tl.join(low, high), [4, 8, S, ROWS, 8, 4])
+    return tl.reshape(tl.permute(both, (2, 3, 1, 4, 0, 5)), [S, 8 * ROWS, 128])
+
+
+@triton.jit
+def joined(first, second, S: tl.constexpr, ROWS: tl.constexpr):
+    """Two parts of x, one after the other."""
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 2, 3, 5, 4)), [4, 8, S, ROWS, 16])
+
+
+@triton.jit
+def linear_kernel(
+    out, x, bias, limit, plane0, plane1, signs, batch, rows, factor,
+    W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
+    OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, BIAS: tl.constexpr,
+    GROUPS: tl.constexpr, TEAMS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """At most B rows of x with R rows of W for each of TEAMS of S warps; STAGES - 1 chunks of columns are loaded ahead.
+
+    Teams find in the cache what the first of them has loaded of x. Weights are rounded to x's type; the limit, which
+    they share, multiplies the sums. PLAIN: nothing but Triton, for its interpreter. EARLY: the next kernel may begin at
+    once, and this one began before the last one's end.
     """
-    row, input = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, B)
+    if EARLY:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False,
+            pack=1,
+        )  # fmt: skip
+    ROWS: tl.constexpr = R // 8
+    INPUTS: tl.constexpr = B // 8
+    WARPS: tl.constexpr = TEAMS * S
+    MASKED: tl.constexpr = GROUPS % (4 * S) > 0
+    eight, warp = tl.arange(0, 8)[None, :, None, None, None], tl.arange(0, WARPS)[None, None, :, None, None]
+    row = (tl.program_id(0) * TEAMS + warp // S) * R + eight + 8 * tl.arange(0, ROWS)[None, None, None, :, None]
+    input = eight + 8 * tl.arange(0, INPUTS)[None, None, None, :, None]
     # Beyond the last row it is the last again; nothing of that is stored.
-    first = tl.minimum(row, rows - 1).to(tl.int64)[None, :] * GROUPS
-    start = tl.minimum(input, batch - 1).to(tl.int64) * (GROUPS * LANES)
-    group = tl.arange(0, G)
-    words0, words1, words2 = load_weights(
-        plane0, plane1, signs, first + group[:, None], (group < GROUPS)[:, None], W0, W1, SIGNS, LANES, EVEN
-    )
-    total = tl.zeros([G, B, R], tl.float32)
-    LAST: tl.constexpr = (GROUPS - 1) // G * G
-    if EARLY and LAST == 0:
-        whole = after_loads(whole, limit)
-    for at in range(0, LAST, G):
-        ahead = at + G + group
-        next0, next1, next2 = load_weights(
-            plane0, plane1, signs, first + ahead[:, None], (ahead < GROUPS)[:, None], W0, W1, SIGNS, LANES, EVEN
+    starts = tl.minimum(row, rows - 1).to(tl.int64) * GROUPS
+    columns = tl.minimum(input, batch - 1).to(tl.int64) * GROUPS
+    # The bits of 2^23, and not as a constant: an instruction has room for one. A limit is never below zero.
+    whole = tl.where(tl.load(limit) < 0, 0, 0x4B000000)
+    total = tl.zeros([WARPS, R, B], tl.float32)
+    for at in tl.range(0, GROUPS, 4 * S, num_stages=STAGES):
+        group = at + 4 * (warp % S) + tl.arange(0, 4)[:, None, None, None, None]
+        mask = group < GROUPS
+        low0, high0, low1, high1, negative = load_weights(
+            plane0, plane1, signs, starts, group, mask, W0, W1, SIGNS, MASKED
         )
-        if EARLY:
-            whole = after_loads(whole, limit)
-        inputs = load_inputs(x, start, at + group, at + group < GROUPS, LANES, EVEN, B, G)
-        w = rungs(words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G)
-        total += tl.sum(w[:, None, :, :] * inputs, 3)
-        words0, words1, words2 = next0, next1, next2
-    inputs = load_inputs(x, start, LAST + group, LAST + group < GROUPS, LANES, EVEN, B, G)
-    w = rungs(words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G)
-    total += tl.sum(w[:, None, :, :] * inputs, 3)
-    y = tl.sum(total, 0) * (tl.load(limit) * factor)
+        x0, x1, x2, x3 = load_inputs(x, columns, group, mask, MASKED)
+        low, high = weights(
+            low0, high0, low1, high1, negative, whole, W0, W1, SIGNS, KIND, SCALE, OFFSET, P1, P2, PLAIN, WARPS, ROWS,
+            x.dtype.element_ty,
+        )  # fmt: skip
+        w = operand(low, high, WARPS, ROWS)
+        inputs = operand(joined(x0, x1, WARPS, INPUTS), joined(x2, x3, WARPS, INPUTS), WARPS, INPUTS)
+        if PLAIN:  # the interpreter would multiply bfloat16 as integers
+            w, inputs = w.to(tl.float32), inputs.to(tl.float32)
+        total = tl.dot(w, tl.permute(inputs, (0, 2, 1)), total)
+    y = tl.reshape(tl.sum(tl.reshape(total, [TEAMS, S, R, B]), 1), [TEAMS * R, B]) * (tl.load(limit) * factor)
+    row, input = tl.program_id(0) * (TEAMS * R) + tl.arange(0, TEAMS * R), tl.arange(0, B)
     if BIAS:
-        y += tl.load(bias + row, row < rows, other=0).to(tl.float32)[None, :]
-    place = input.to(tl.int64)[:, None] * rows + row[None, :]
-    tl.store(out + place, y.to(out.dtype.element_ty), (input < batch)[:, None] & (row < rows)[None, :])
-
-
-@triton.jit
-def tile_kernel(
-    out, x, bias, limit, plane0, plane1, signs, batch, rows, ones, whole, zero, spacing, p1, p2, factor,
-    W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
-):  # fmt: skip
-    """The same on tensor cores, for more rows of x: weights have the limit in them and are rounded to x's dtype."""
-    row, input = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, B)
-    first = tl.minimum(row, rows - 1).to(tl.int64)[None, :] * GROUPS
-    start = tl.minimum(input, batch - 1).to(tl.int64)[:, None] * (GROUPS * LANES)
-    scale = tl.load(limit) * factor
-    total = tl.zeros([R, B], tl.float32)
-    for at in range(0, GROUPS, G):
-        group = at + tl.arange(0, G)
-        column = at * LANES + tl.arange(0, G * LANES)
-        words0, words1, words2 = load_weights(
-            plane0, plane1, signs, first + group[:, None], (group < GROUPS)[:, None], W0, W1, SIGNS, LANES, EVEN
-        )
-        inputs = fetch(x + start + column[None, :], (column < GROUPS * LANES)[None, :], EVEN)
-        w = rungs(words0, words1, words2, ones, whole, zero, spacing, p1, p2, W0, W1, SIGNS, KIND, LANES, R, G) * scale
-        w = tl.reshape(tl.permute(w, (1, 0, 2)), [R, G * LANES]).to(x.dtype.element_ty)
-        total = tl.dot(w, tl.trans(inputs), total)
-    if BIAS:
-        total += tl.load(bias + row, row < rows, other=0).to(tl.float32)[:, None]
+        y += tl.load(bias + row, row < rows, other=0).to(tl.float32)[:, None]
     place = input.to(tl.int64)[None, :] * rows + row[:, None]
-    tl.store(out + place, total.to(out.dtype.element_ty), (input < batch)[None, :] & (row < rows)[:, None])
+    tl.store(out + place, y.to(out.dtype.element_ty), (input < batch)[None, :] & (row < rows)[:, None])
