@@ -22,7 +22,7 @@ PLANS: dict[int, tuple[int, int, int, int, dict[str, int]]] = {
     32: (32, 8, 1, 1, {}),
     64: (32, 8, 1, 1, {}),
 }
-EARLY = True
+EARLY = 2**25  # weights; kernels for fewer are launched while the one before them runs
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
 POLYNOMIAL_ERROR = 4e-6  # of sinh, relative; a bfloat16's is 2e-3
@@ -57,7 +57,7 @@ def prepared(
     k_planes = planes[:-1] if signs else planes
     numbers, factor = arithmetic(coding.format, ladder["W1"])
     tile, options = plan(x.shape[0], coding.columns)
-    early = launch._begins_early(x.device) and EARLY
+    early = coding.numel <= EARLY and launch._has_dependent_launches(x.device)
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
         "plane1": k_planes[-1], "signs": planes[-1], "batch": x.shape[0], "rows": coding.rows, "factor": factor,
