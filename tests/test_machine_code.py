@@ -141,7 +141,7 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
 # Instructions a weight in the loop of a linear layer for one row of x: what they were, and a twentieth. An H200 has 8.9
 # turns a weight for the time in which signed8 is 1.6 times as fast as bfloat16. Powers of 2 take eight, but of another
 # unit.
-LINEAR = {"paper8": 6.1, "paper10": 7.5, "paper12": 7.4, "signed8": 6.6, "signed12": 7.6}
+LINEAR = {"paper8": 6.1, "paper10": 7.5, "paper12": 7.4, "signed8": 5.5, "signed12": 7.8}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.bfloat16) for name in LINEAR), ("signed8", torch.float16)])
@@ -149,7 +149,7 @@ def test_a_linear_layer_of_codes_decodes_in_registers_with_few_instructions_a_we
     code, tile = linear_code(name, dtype, 1, tmp_path)
     weights = tile["R"] * 128 // 32  # of a thread and turn
     loop = loop_of(code)
-    assert len(loop) / weights < LINEAR[name]
+    assert len(loop) / weights < LINEAR[name] + (dtype == torch.float16)  # which is for more precise weights
     assert sum("HMMA.16816.F32" in line for line in loop) == weights // 8
     assert sum("MUFU.EX2" in line for line in loop) == (0 if name.startswith("signed") else weights)
     # No slow conversion, nothing spilled, nothing from thread to thread: tensor cores take weights from registers.

@@ -25,6 +25,7 @@ PLANS: dict[int, tuple[int, int, int, int, dict[str, int]]] = {
 EARLY = 2**25  # weights; kernels for fewer are launched while the one before them runs
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
+HALVES = {torch.bfloat16}  # types of x for which float16 is precise enough for weights
 POLYNOMIAL_ERROR = 4e-6  # of sinh, relative; a bfloat16's is 2e-3
 
 
@@ -55,7 +56,7 @@ def prepared(
     ladder = launch._ladder_arguments(coding)
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
-    numbers, factor = arithmetic(coding.format, ladder["W1"])
+    numbers, factor = arithmetic(coding.format, ladder["W1"], halves=not PLAIN and x.dtype in HALVES)
     tile, options = plan(x.shape[0], coding.columns)
     early = coding.numel <= EARLY and launch._has_dependent_launches(x.device)
     arguments = {
@@ -80,7 +81,7 @@ def plan(batch: int, columns: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 @functools.lru_cache(maxsize=64)
-def arithmetic(ladder: LadderFormat, lower_bits: int) -> tuple[dict[str, float], float]:
+def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool) -> tuple[dict[str, float], float]:
     """The numbers that linear.rungs needs, and the factor that it leaves out.
 
     It computes (2^23 + k unit) scale + offset with one rounding. Of the paper's ladder the rounding of the offset goes
@@ -91,7 +92,7 @@ def arithmetic(ladder: LadderFormat, lower_bits: int) -> tuple[dict[str, float],
         scale = _float32(-ladder.spacing / math.log(2)) / unit
         # Powers begin at 2^14, so that float16 has normal numbers for 28 octaves.
         offset = _float32(14 - 2.0**23 * scale)
-        return {"KIND": 0, "SCALE": scale, "OFFSET": offset, "P1": 0.0, "P2": 0.0}, 2.0 ** -(2.0**23 * scale + offset)
+        return _numbers(0, scale, offset), 2.0 ** -(2.0**23 * scale + offset)
     zero = 2.0**23 + ladder.top * unit
     # sinh(a) / a as a polynomial of a^2 up to ``most``: of Taylor's series the two terms beyond the square are replaced
     # by the polynomials of degree 2 next to them (Chebyshev's). What is left is their largest distance.
@@ -106,23 +107,24 @@ def arithmetic(ladder: LadderFormat, lower_bits: int) -> tuple[dict[str, float],
         rest = series[0] / series[2] - half**2
         size = 2.0 ** -ladder.top.bit_length()  # z = k size is below 1
         per = ladder.spacing / size
-        numbers = {
-            "KIND": 1,
-            "SCALE": size / unit,
-            "OFFSET": -zero * size / unit,
-            "P1": half / per**2,
-            "P2": rest / per**4,
-        }
+        if halves and ladder.code_bits == 8:
+            middle, p1, p2 = -(1024 + ladder.top) * size, series[1] / series[0] * per**2, series[2] / series[0] * per**4
+            return _numbers(3, 0, _twice(middle), _twice(p1), _twice(p2)), ladder.crossing * series[0] * per
+        numbers = _numbers(1, size / unit, -zero * size / unit, half / per**2, rest / per**4)
         return numbers, ladder.crossing * series[2] * per**5
     scale = ladder.spacing / math.log(2)
     shift = float(min(0, 14 - math.ceil(ladder.top * scale)))  # float16 ends at 2^16
-    return {
-        "KIND": 2,
-        "SCALE": scale / unit,
-        "OFFSET": -zero,
-        "P1": shift,
-        "P2": 0.0,
-    }, 0.5 * ladder.crossing * 2**-shift
+    return _numbers(2, scale / unit, -zero, shift), 0.5 * ladder.crossing * 2**-shift
+
+
+def _numbers(kind: int, scale: float, offset: float, p1: float = 0.0, p2: float = 0.0) -> dict[str, float]:
+    return {"KIND": kind, "SCALE": scale, "OFFSET": offset, "P1": p1, "P2": p2}
+
+
+def _twice(value: float) -> int:
+    """The bits of a float16, in both halves of a word."""
+    bits: int = struct.unpack("<h", struct.pack("<e", value))[0]
+    return bits * 0x10000 | (bits & 0xFFFF)
 
 
 def _float32(value: float) -> float:
