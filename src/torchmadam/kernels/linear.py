@@ -47,6 +47,28 @@ def load_inputs(at, start, group, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
+def ask_for(at, start, group, WIDTH: tl.constexpr):
+    """Have what :func:`load_halves` will load brought to the L2 cache; no register waits for it."""
+    word = at.to(tl.pointer_type(tl.uint32)) + start * WIDTH + group * WIDTH
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0", "=r,l", [word.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def ask_for_weights(
+    plane0, plane1, signs, starts, group, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr
+):
+    """The same for every plane; beyond the end it is the last group again."""
+    inside = tl.minimum(group, GROUPS - 1)
+    ask_for(plane0, starts, inside, W0)
+    if W1 > 0:
+        ask_for(plane1, starts, inside, W1)
+    if SIGNS:
+        ask_for(signs, starts, inside, 1)
+
+
+@triton.jit
 def load_weights(
     plane0, plane1, signs, starts, group, mask, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
     MASKED: tl.constexpr,
@@ -221,13 +243,14 @@ def linear_kernel(
     W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, BIAS: tl.constexpr,
     GROUPS: tl.constexpr, TEAMS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """At most B rows of x with R rows of W for each of TEAMS of S warps; STAGES - 1 chunks of columns are loaded ahead.
+    """At most B rows of x with R rows of W for each of TEAMS of S warps.
 
-    Teams find in the cache what the first of them has loaded of x. Weights are rounded to x's type; the limit, which
-    they share, multiplies the sums. PLAIN: nothing but Triton, for its interpreter. EARLY: the next kernel may begin at
-    once, and this one began before the last one's end.
+    STAGES - 1 turns' loads are under way into shared memory, and AHEAD turns' into the L2 cache. Teams find in the L1
+    cache what the first of them has loaded of x. Weights are rounded to x's type; the limit, which they share,
+    multiplies the sums. PLAIN: nothing but Triton, for its interpreter. EARLY: the next kernel may begin at once, and
+    this one began before the last one's end.
     """
     if EARLY:
         tl.inline_asm_elementwise(
@@ -247,9 +270,14 @@ def linear_kernel(
     # The bits of 2^23, and not as a constant: an instruction has room for one. A limit is never below zero.
     whole = tl.where(tl.load(limit) < 0, 0, 0x4B000000)
     total = tl.zeros([WARPS, R, B], tl.float32)
+    own = 4 * (warp % S) + tl.arange(0, 4)[:, None, None, None, None]
+    for i in tl.static_range(1, AHEAD):
+        ask_for_weights(plane0, plane1, signs, starts, own + i * 4 * S, W0, W1, SIGNS, GROUPS)
     for at in tl.range(0, GROUPS, 4 * S, num_stages=STAGES):
-        group = at + 4 * (warp % S) + tl.arange(0, 4)[:, None, None, None, None]
+        group = at + own
         mask = group < GROUPS
+        if AHEAD > 0:
+            ask_for_weights(plane0, plane1, signs, starts, group + AHEAD * 4 * S, W0, W1, SIGNS, GROUPS)
         low0, high0, low1, high1, negative = load_weights(
             plane0, plane1, signs, starts, group, mask, W0, W1, SIGNS, MASKED
         )
