@@ -18,7 +18,7 @@ WARPS = 4096  # about as many as an H200 runs at a time
 # By rows of x, up to so many: rows of W of a warp, warps at most that share their columns, teams of such, stages, turns
 # ahead; and how to compile it.
 PLANS: dict[int, tuple[int, int, int, int, int, dict[str, int]]] = {
-    8: (16, 16, 1, 1, 2, {}),
+    8: (16, 16, 1, 1, 2, {"maxnreg": 64}),
     16: (32, 8, 1, 1, 2, {}),
     32: (32, 8, 1, 1, 2, {}),
     64: (32, 8, 1, 1, 2, {}),
@@ -58,7 +58,7 @@ def prepared(
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
     numbers, factor = arithmetic(coding.format, ladder["W1"], halves=not PLAIN and x.dtype in HALVES)
-    tile, options = plan(x.shape[0], coding.rows, coding.columns)
+    tile, options = plan(x.shape[0], coding.rows, coding.columns, len(planes))
     early = coding.numel <= EARLY and launch._has_dependent_launches(x.device)
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
@@ -72,10 +72,11 @@ def prepared(
     )
 
 
-def plan(batch: int, rows: int, columns: int) -> tuple[dict[str, int], dict[str, int]]:
+def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, int], dict[str, int]]:
     """The sizes of what programs work on, and how they are compiled.
 
-    Fewer warps share the columns where there are many rows: adding up what they have takes time, too.
+    Fewer warps share the columns where there are many rows: adding up what they have takes time, too. With three planes
+    64 registers are not enough.
     """
     most = next(most for most in PLANS if batch <= most)
     tile_rows, warps, teams, stages, ahead, options = PLANS[most]
@@ -84,7 +85,7 @@ def plan(batch: int, rows: int, columns: int) -> tuple[dict[str, int], dict[str,
     warps = min(warps, 1 << (enough.bit_length() - 1), 1 << (chunks - 1).bit_length())
     ahead = 0 if PLAIN else min(ahead, -(-chunks // warps) - 1)
     tile = {"B": most, "R": tile_rows, "S": warps, "TEAMS": teams, "STAGES": stages, "AHEAD": ahead}
-    return tile, options
+    return tile, {} if planes > 2 else options
 
 
 @functools.lru_cache(maxsize=64)
