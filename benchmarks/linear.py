@@ -98,11 +98,11 @@ def sweep(shape: tuple[int, int], batch: int, ladder: str, device: torch.device,
     size = LadderFormat.preset(ladder).stored_bits / 8 * coded.numel()
     x = torch.randn(batch, shape[1], device=device).bfloat16()
     found = []
-    before, warps = launch_linear.PLANS, launch_linear.WARPS
-    most = next(most for most in before if batch <= most)
+    before = launch_linear.PLANS
+    most = next(most for most in launch_linear.PLANS if batch <= most)
     try:
         for plan in itertools.product(*SPACE.values()):
-            launch_linear.PLANS, launch_linear.WARPS = {most: plan}, 2**40
+            launch_linear.PLANS, launch_linear.FITTED = {most: plan}, False
             try:
                 wrong = check(x, coded)
                 ms = float("inf") if wrong else cold_ms(x, coded, size, device, seconds)
@@ -110,7 +110,7 @@ def sweep(shape: tuple[int, int], batch: int, ladder: str, device: torch.device,
                 wrong, ms = f"{type(error).__name__}: {str(error)[:80]}", float("inf")
             found.append((ms, wrong or "", plan))
     finally:
-        launch_linear.PLANS, launch_linear.WARPS = before, warps
+        launch_linear.PLANS, launch_linear.FITTED = before, True
     for ms, wrong, plan in sorted(found, key=lambda each: -each[0]):
         told = dict(zip(SPACE, plan, strict=True))
         print(f"{shape[0]}x{shape[1]} batch {batch} {ladder:<9}{1000 * ms:>9.2f} us  {told} {wrong}", flush=True)

@@ -114,3 +114,4 @@ def test_a_sweep_leaves_the_plans_as_they_were(monkeypatch, capsys):
     linear.sweep((32, 64), 1, "signed8", CPU, 0.001)
     assert capsys.readouterr().out.count("32x64 batch 1 signed8") == 2
     assert before == launch_linear.PLANS
+    assert launch_linear.FITTED

@@ -63,6 +63,7 @@ def test_every_ladder_and_batch_gives_the_product_of_the_reference(name, batch, 
 def test_columns_of_several_turns_and_warps_are_summed_with_and_without_masks(name, device, monkeypatch):
     for teams, columns in ((1, 512), (1, 544), (2, 288)):
         monkeypatch.setattr(launch_linear, "PLANS", {8: (16, 2, teams, 1, 1, {})})
+        monkeypatch.setattr(launch_linear, "FITTED", False)
         check(LadderFormat.preset(name), (37, columns), 3, torch.bfloat16, device)
 
 
@@ -102,6 +103,20 @@ def test_the_formulas_of_weights_agree_with_decoding_to_four_millionths(name):
     torch.testing.assert_close(found * factor, expected, rtol=4e-6, atol=0)
     assert found.abs()[found != 0].min() > 2**-14  # float16 has normal numbers for them
     assert found.abs().max() < 2**16
+
+
+@pytest.mark.parametrize("batch", [1, 9, 32, 64])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (4096, 4096), (4096, 16384), (16384, 4096), (10**6, 96)])
+def test_plans_have_programs_for_a_whole_gpu_but_no_warp_without_columns(batch, rows, columns):
+    tile, _ = launch_linear.plan(batch, rows, columns, planes=1)
+    warps = tile["S"] * tile["TEAMS"]
+    assert (tile["S"] - 1) * 128 < 2 * columns
+    assert warps <= 16
+    assert tile["B"] >= batch
+    programs = -(-rows // (tile["R"] * tile["TEAMS"]))
+    if rows >= 4096:
+        assert programs >= 128
+        assert columns < 4096 or programs * warps >= 1024
 
 
 def test_matrices_that_the_kernels_cannot_take_are_declined(device):

@@ -14,15 +14,16 @@ from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import SEED, CodeLayout
 
 GROUP = 32  # columns
-WARPS = 4096  # about as many as an H200 runs at a time
-# By rows of x, up to so many: rows of W of a warp, warps at most that share their columns, teams of such, stages, turns
-# ahead; and how to compile it.
+WARPS, PROGRAMS = 4096, 128  # about as many as an H200 runs at a time; and has room for programs of 8 large warps
+# By rows of x, up to so many: rows of W of a warp, warps that share their columns, teams of such that share x (fewer,
+# and larger, if else there were too few programs), stages, turns ahead; and how to compile it.
 PLANS: dict[int, tuple[int, int, int, int, int, dict[str, int]]] = {
     8: (16, 16, 1, 1, 2, {"maxnreg": 64}),
     16: (32, 8, 1, 1, 2, {}),
-    32: (32, 8, 1, 1, 2, {}),
-    64: (32, 8, 1, 1, 2, {}),
+    32: (32, 4, 2, 1, 2, {}),
+    64: (32, 2, 4, 1, 2, {}),
 }
+FITTED = True  # to the rows of W; if not, the warps and teams are as above
 EARLY = 2**25  # weights; kernels for fewer are launched while the one before them runs
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
@@ -81,8 +82,10 @@ def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, in
     most = next(most for most in PLANS if batch <= most)
     tile_rows, warps, teams, stages, ahead, options = PLANS[most]
     chunks = -(-columns // (4 * GROUP))  # of a warp; a warp without one has only zeros to add
-    enough = max(4, WARPS * tile_rows // rows)
-    warps = min(warps, 1 << (enough.bit_length() - 1), 1 << (chunks - 1).bit_length())
+    if FITTED:
+        fewer = min(teams, _power_of_2(rows // (tile_rows * PROGRAMS)))
+        teams, warps = fewer, min(warps * teams // fewer, _power_of_2(max(4, WARPS * tile_rows // rows)))
+    warps = min(warps, 1 << (chunks - 1).bit_length())
     ahead = 0 if PLAIN else min(ahead, -(-chunks // warps) - 1)
     tile = {"B": most, "R": tile_rows, "S": warps, "TEAMS": teams, "STAGES": stages, "AHEAD": ahead}
     return tile, {} if planes > 2 else options
@@ -138,3 +141,8 @@ def _twice(value: float) -> int:
 def _float32(value: float) -> float:
     (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     return float(rounded)
+
+
+def _power_of_2(count: int) -> int:
+    """The largest that is not above, or 1."""
+    return 1 << max(0, count.bit_length() - 1)
