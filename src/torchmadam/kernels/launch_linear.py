@@ -60,7 +60,7 @@ def prepared(
     k_planes = planes[:-1] if signs else planes
     numbers, factor = arithmetic(coding.format, ladder["W1"], halves=not PLAIN and x.dtype in HALVES)
     tile, options = plan(x.shape[0], coding.rows, coding.columns, len(planes))
-    early = coding.numel <= EARLY and launch._has_dependent_launches(x.device)
+    early = coding.numel <= EARLY and _has_dependent_launches(x.device)
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
         "plane1": k_planes[-1], "signs": planes[-1], "batch": x.shape[0], "rows": coding.rows, "factor": factor,
@@ -130,6 +130,16 @@ def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool) -> tuple[
 
 def _numbers(kind: int, scale: float, offset: float, p1: float = 0.0, p2: float = 0.0) -> dict[str, float]:
     return {"KIND": kind, "SCALE": scale, "OFFSET": offset, "P1": p1, "P2": p2}
+
+
+@functools.cache
+def _has_dependent_launches(device: torch.device) -> bool:
+    """Whether a kernel can be launched while the one before it runs: from Hopper on, where Triton knows of it."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return "launch_pdl" in CUDAOptions.__dataclass_fields__
 
 
 def _twice(value: float) -> int:
