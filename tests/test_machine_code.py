@@ -141,7 +141,7 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
 # Instructions a weight in the loop of a linear layer for one row of x: what they were, and a twentieth. An H200 has 8.9
 # turns a weight for the time in which signed8 is 1.6 times as fast as bfloat16. Powers of 2 take eight, but of another
 # unit.
-LINEAR = {"paper8": 6.4, "paper10": 7.9, "paper12": 7.8, "signed8": 5.7, "signed12": 8.1}
+LINEAR = {"paper8": 7.2, "paper10": 7.9, "paper12": 7.8, "signed8": 5.7, "signed12": 8.1}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.bfloat16) for name in LINEAR), ("signed8", torch.float16)])
@@ -151,7 +151,8 @@ def test_a_linear_layer_of_codes_decodes_in_registers_with_few_instructions_a_we
     loop = loop_of(code)
     assert len(loop) / weights < LINEAR[name] + (dtype == torch.float16)  # which is for more precise weights
     assert sum("HMMA.16816.F32" in line for line in loop) == weights // 8
-    assert sum("MUFU.EX2" in line for line in loop) == (0 if name.startswith("signed") else weights)
+    powers = {"paper8": weights - weights // 8, "paper10": weights, "paper12": weights}
+    assert sum("MUFU.EX2" in line for line in loop) == powers.get(name, 0)
     # No slow conversion, nothing spilled, nothing from thread to thread: tensor cores take weights from registers.
     assert not any(slow in line for line in loop for slow in ("I2F", "STL", "LDL", "STS", "LDS", "SHFL", "BAR"))
 

@@ -27,7 +27,8 @@ FITTED = True  # to the rows of W; if not, the warps and teams are as above
 EARLY = 2**25  # weights; kernels for fewer are launched while the one before them runs
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
-HALVES = {torch.bfloat16}  # types of x for which float16 is precise enough for weights
+HALVES = {torch.bfloat16}  # types of x for which float16, or as much, is precise enough for weights
+SHARE = 8  # of so many powers one is a polynomial
 POLYNOMIAL_ERROR = 4e-6  # of sinh, relative; a bfloat16's is 2e-3
 
 
@@ -58,7 +59,7 @@ def prepared(
     ladder = launch._ladder_arguments(coding)
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
-    numbers, factor = arithmetic(coding.format, ladder["W1"], halves=not PLAIN and x.dtype in HALVES)
+    numbers, factor = arithmetic(coding.format, ladder["W1"], halves=x.dtype in HALVES)
     tile, options = plan(x.shape[0], coding.rows, coding.columns, len(planes))
     early = coding.numel <= EARLY and _has_dependent_launches(x.device)
     arguments = {
@@ -103,7 +104,9 @@ def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool) -> tuple[
         scale = _float32(-ladder.spacing / math.log(2)) / unit
         # Powers begin at 2^14, so that float16 has normal numbers for 28 octaves.
         offset = _float32(14 - 2.0**23 * scale)
-        return _numbers(0, scale, offset), 2.0 ** -(2.0**23 * scale + offset)
+        # With one plane of codes the unit for powers would take longer than all else; two read more, and wait for that.
+        share = SHARE if halves and lower_bits == 0 else 0
+        return _numbers(0, scale, offset, share), 2.0 ** -(2.0**23 * scale + offset)
     zero = 2.0**23 + ladder.top * unit
     # sinh(a) / a as a polynomial of a^2 up to ``most``: of Taylor's series the two terms beyond the square are replaced
     # by the polynomials of degree 2 next to them (Chebyshev's). What is left is their largest distance.
@@ -118,7 +121,7 @@ def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool) -> tuple[
         rest = series[0] / series[2] - half**2
         size = 2.0 ** -ladder.top.bit_length()  # z = k size is below 1
         per = ladder.spacing / size
-        if halves and ladder.code_bits == 8:
+        if halves and not PLAIN and ladder.code_bits == 8:
             middle, p1, p2 = -(1024 + ladder.top) * size, series[1] / series[0] * per**2, series[2] / series[0] * per**4
             return _numbers(3, 0, _twice(middle), _twice(p1), _twice(p2)), ladder.crossing * series[0] * per
         numbers = _numbers(1, size / unit, -zero * size / unit, half / per**2, rest / per**4)

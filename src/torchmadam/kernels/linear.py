@@ -117,6 +117,15 @@ def bytes_of(words0, words1, W1: tl.constexpr, S: tl.constexpr, ROWS: tl.constex
 
 
 @triton.jit
+def power_of_2(z):
+    """2^z to 1e-4 without the unit for powers, which is slow: a polynomial between -1/2 and 1/2, and the exponent."""
+    nearest = z + 12582912.0  # 3/2 of 2^23: the integer is in its last bits
+    f = z - (nearest - 12582912.0)
+    p = ((0.05517177 * f + 0.2426111) * f + 0.693261) * f + 0.9999281
+    return (p.to(tl.int32, bitcast=True) + (nearest.to(tl.int32, bitcast=True) << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def rungs(
     words0, words1, whole, W0: tl.constexpr, W1: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr,
@@ -124,8 +133,9 @@ def rungs(
     """Float32 weights without sign or limit, less a factor that all of them share (launch_linear.arithmetic).
 
     Conversions are slow, but the bits of an integer below those of 2^23 are those of 2^23 + it: here it is k, or
-    k 2^(8 - W1). KIND 0: the paper's, 2^z with z = raw SCALE + OFFSET. 1: sinh, as z ((z^2 + P1)^2 + P2). 2: sinh, as a
-    difference of powers, 2^(z + P1) - 2^(P1 - z) with z = (raw + OFFSET) SCALE.
+    k 2^(8 - W1). KIND 0: the paper's, 2^z with z = raw SCALE + OFFSET; of every P1 weights one leaves the unit for
+    powers to the others. 1: sinh, as z ((z^2 + P1)^2 + P2). 2: sinh, as a difference of powers, 2^(z + P1) -
+    2^(P1 - z) with z = (raw + OFFSET) SCALE.
     """
     if PLAIN or W0 < 8:
         raw = spread(words0, W0, S, ROWS)
@@ -137,10 +147,14 @@ def rungs(
         if W1 > 0:
             raw = (raw & (0x10000 - (1 << (8 - W1)))) | whole
     raw = raw.to(tl.float32, bitcast=True)
-    if KIND == 0 and PLAIN:  # without a fused multiply-add
-        w = tl.exp2((raw - 8388608.0) * SCALE + (OFFSET + 8388608.0 * SCALE))
-    elif KIND == 0:
-        w = tl.exp2(tl.fma(raw, SCALE, OFFSET))
+    if KIND == 0:
+        if PLAIN:  # without a fused multiply-add
+            z = (raw - 8388608.0) * SCALE + (OFFSET + 8388608.0 * SCALE)
+        else:
+            z = tl.fma(raw, SCALE, OFFSET)
+        w = tl.exp2(z)
+        if P1 > 0:
+            w = tl.where(tl.arange(0, 16)[None, None, None, None, :] % P1 == 0, power_of_2(z), w)
     elif KIND == 1:
         z = raw * SCALE + OFFSET
         square = z * z + P1
