@@ -94,7 +94,7 @@ def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, in
 
 @functools.lru_cache(maxsize=64)
 def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool) -> tuple[dict[str, float], float]:
-    """The numbers that linear.rungs needs, and the factor that it leaves out.
+    """The numbers that rungs.rungs needs, and the factor that it leaves out.
 
     It computes (2^23 + k unit) scale + offset with one rounding. Of the paper's ladder the rounding of the offset goes
     into the factor; of the others scale and offset are exact.
