@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -79,6 +79,8 @@ class Stepper:
         self.average = None if recipe.average is None else average(model, recipe.average)
         self.on_gpu = task.device.type == "cuda"
         self.ranks = ranks.here()
+        if self.average is not None and self.ranks.are_many:
+            raise ValueError(f"{recipe.name}: an average is of one process's weights and statistics; train in one")
         players = task.players(model)
         self._trained: Any = self.ranks.wrapped(model) if len(players) == 1 else model
         self.sums = torch.zeros(3, device=task.device)
@@ -204,12 +206,15 @@ class Stepper:
         with self._evaluating():
             return self.task.pictures(self.model)
 
+    def averaged(self) -> AbstractContextManager[object]:
+        """Inside it the model has the weights that it is evaluated with."""
+        return nullcontext() if self.average is None else self.average.applied()
+
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         self.model.eval()
         if self.task.takes_slices:
             self.ranks.same_(self.model.buffers())  # every rank evaluates a part of what the first one has learned
-        averaged = nullcontext() if self.average is None else self.average.applied()
-        with averaged, torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
+        with self.averaged(), torch.autocast(self.task.device.type, torch.bfloat16, enabled=self._autocast):
             yield
         self.model.train()

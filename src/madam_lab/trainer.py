@@ -220,7 +220,8 @@ class Run:
             record["trust"] = self.trust
         if self.keep is not None and self.ranks.is_first:
             self.keep.mkdir(parents=True, exist_ok=True)
-            save(self.model, self.keep / f"{self.recipe.name}-{self.seed}.safetensors")
+            with self.stepper.averaged():
+                save(self.model, self.keep / f"{self.recipe.name}-{self.seed}.safetensors")
         drawn = self.stepper.pictures()
         if self.ranks.is_first:
             if drawn is not None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from torchmadam import shards
 from torchmadam.ladder.convert import replace_tensors
@@ -12,7 +13,7 @@ from torchmadam.ladder.tensor import LadderTensor
 
 
 class Average:
-    """A running mean of the decoded weights and the buffers, in float32. Made by :func:`average`."""
+    """A running mean of the decoded weights and of batch norm's statistics, in float32. Made by :func:`average`."""
 
     def __init__(self, model: nn.Module, decay: float | None) -> None:
         if decay is not None and not 0 <= decay < 1:
@@ -32,27 +33,33 @@ class Average:
         self.count += 1
         # Without a decay every update counts alike. With one, early updates do too, until the memory is filled.
         share = 1 / self.count if self._decay is None else max(1 - self._decay, 1 / self.count)
-        values = {
-            name: own.decode(torch.float32) if isinstance(own, LadderTensor) else own.to(_wide(own.dtype))
-            for name, own in self._averaged().items()
-        }
-        if self._means:
-            torch._foreach_lerp_([self._means[name] for name in values], list(values.values()), share)
-        else:
-            self._means = {name: value.clone() for name, value in values.items()}
+        means, values = [], []
+        for name, own in self._averaged().items():
+            value = own.decode(torch.float32) if isinstance(own, LadderTensor) else own.to(_wide(own.dtype))
+            if name not in self._means:
+                self._means[name] = value.clone()
+            elif value is own:
+                means.append(self._means[name])
+                values.append(value)
+            else:  # at once, so that there is one copy at a time
+                self._means[name].lerp_(value, share)
+        if means:
+            torch._foreach_lerp_(means, values, share)
 
     @contextmanager
     def applied(self) -> Iterator[nn.Module]:
         """Inside this context the model computes with the mean; afterwards its own parameters are back, untouched."""
         if not self._means:
             raise RuntimeError("there is no average yet; call update() after a step first")
-        own = self._averaged()
-        means: dict[str, Tensor] = {}
+        own, means = self._averaged(), dict[str, Tensor]()
         for name, tensor in own.items():
             if isinstance(tensor, nn.Parameter):
                 means[name] = nn.Parameter(self._means[name].to(tensor.dtype), requires_grad=False)
             else:  # which a forward pass may write to
                 means[name] = self._means[name].to(tensor.dtype, copy=True)
+        for name, counter in self._model.named_buffers():
+            if name.endswith("num_batches_tracked"):
+                own[name], means[name] = counter, counter.clone()
         replace_tensors(self._model, {own[name]: means[name] for name in own})
         try:
             yield self._model
@@ -60,9 +67,13 @@ class Average:
             replace_tensors(self._model, {means[name]: own[name] for name in own})
 
     def _averaged(self) -> dict[str, Tensor]:
-        """The model's parameters, and those of its buffers that have a mean: not counters."""
-        buffers = {name: b for name, b in self._model.named_buffers() if b.is_floating_point()}
-        return {**dict(self._model.named_parameters()), **buffers}
+        """The model's parameters, and the statistics of its batch norms. Other buffers may be masks, or anything."""
+        own: dict[str, Tensor] = dict(self._model.named_parameters())
+        for prefix, module in self._model.named_modules():
+            if isinstance(module, _NormBase):
+                statistics = {"running_mean": module.running_mean, "running_var": module.running_var}
+                own |= {f"{prefix}.{name}".lstrip("."): s for name, s in statistics.items() if s is not None}
+        return own
 
     def state_dict(self) -> dict[str, object]:
         """The mean and how many updates it has seen, in plain tensors."""
@@ -97,9 +108,9 @@ def average(model: nn.Module, decay: float | None = 0.999) -> Average:
             evaluate(model)
 
     ``torch.optim.swa_utils.AveragedModel`` averages parameters in place, and codes cannot be averaged in place. This
-    one keeps its mean in float32 beside the model: 4 bytes a weight, while it exists. Floating-point buffers, such as
-    the statistics of batch norm, are averaged alike. For the mean's exact ones run ``torch.optim.swa_utils.update_bn``
-    inside :meth:`Average.applied`; what it writes there is gone afterwards.
+    one keeps its mean in float32 beside the model: 4 bytes a weight, while it exists. The statistics of batch norm are
+    averaged alike; other buffers are the model's own. For the mean's exact statistics run
+    ``torch.optim.swa_utils.update_bn`` inside :meth:`Average.applied`; what it writes there is gone afterwards.
     """
     return Average(model, decay)
 

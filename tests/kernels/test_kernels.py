@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton.language as tl
 
+import ptx
 from torchmadam import LadderFormat, moment8, noise, update
 from torchmadam.kernels import launch, launch_decode
 from torchmadam.ladder.layout import CodeLayout
@@ -14,7 +16,7 @@ from torchmadam.ladder.layout import CodeLayout
 # The interpreter computes in NumPy, which warns where a hash wraps around or a gradient is not finite.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-SHAPES = [(1,), (37, 53), (5, 1), (3, 27), (64, 8), (2, 3, 5, 7), (1300,), (1, 2100), (0,), (), (32, 64)]
+SHAPES = [(1,), (37, 53), (5, 1), (3, 27), (64, 8), (2, 3, 5, 7), (1300,), (1, 2100), (), (32, 64)]
 RULE = {"lr": 0.013, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True, "maximize": False}
 
 
@@ -88,7 +90,7 @@ def test_float_steps_agree_with_the_reference(dtype, changes, device):
         changes.pop("tensor", False),
     )
     rule = {**RULE, "bound": 3.0, "rounding": None, **changes}
-    crossings = [0.0, 0.0, 1.0, 0.3, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    crossings = [0.0, 0.0, 1.0, 0.3, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0][: len(SHAPES)]
     weights = [draw(s, i).to(dtype) for i, s in enumerate(SHAPES)]
     if len(weights[3]):
         weights[3].view(-1)[:4] = 0.0
@@ -254,6 +256,36 @@ def test_large_and_small_steps_give_exactly_the_codes_of_the_reference(name, mom
     monkeypatch.setattr(launch, "CODED_LINE", min(launch.CODED_LINE, 256))  # so that every ladder has several blocks
     changes = {"moment": moment, "grad": torch.bfloat16}
     test_coded_steps_give_exactly_the_codes_of_the_reference(name, "plane", "stochastic", changes, device)
+
+
+@pytest.mark.parametrize(("name", "moment"), [("paper12", "8bit"), ("paper10", True)])
+def test_the_permutes_of_a_gpu_give_what_plain_triton_does(name, moment, device, monkeypatch):
+    if device.type == "cuda":
+        pytest.skip("a GPU runs them in every other test")
+    ran = []
+    found = lambda *a, **k: ran.append(a) or ptx.inline_asm_elementwise(*a, **k)  # noqa: E731
+    monkeypatch.setattr(tl, "inline_asm_elementwise", found)
+    monkeypatch.setattr(launch, "_takes_ptx", lambda device: True)
+    changes = {"moment": moment, "grad": torch.bfloat16}
+    test_coded_steps_give_exactly_the_codes_of_the_reference(name, "plane", "stochastic", changes, device)
+    assert ran
+
+
+@pytest.mark.parametrize("kind", ["float", "coded"])
+@pytest.mark.parametrize("clock", ["empty", "large"])
+def test_steps_with_a_clock_give_what_those_without_do(kind, clock, device, monkeypatch):
+    """Of a list with an empty tensor, whose steps no program would count; and of one that is called large."""
+    assert launch._goes_alone([math.prod(shape) for shape in SHAPES])  # in all tests of such lists but these
+    shapes = [*SHAPES[:2], (0,), *SHAPES[3:5]] if clock == "empty" else SHAPES[:5]
+    monkeypatch.setitem(globals(), "SHAPES", shapes)
+    monkeypatch.setitem(globals(), "STREAMS", STREAMS[: len(shapes)])
+    if clock == "large":
+        monkeypatch.setattr(launch, "LARGE", 0)
+    assert not launch._goes_alone([math.prod(shape) for shape in shapes])
+    if kind == "float":
+        test_float_steps_agree_with_the_reference(torch.float32, {}, device)
+    else:
+        test_coded_steps_give_exactly_the_codes_of_the_reference("paper12", "plane", "stochastic", {}, device)
 
 
 @pytest.mark.parametrize("lr", [1e-4, 0.013, 1.0, 0.0])

@@ -17,6 +17,8 @@ OTHERS = {
     "paper9": LadderFormat.paper(9, 0.008),
     "paper4": LadderFormat.paper(4, 0.25),
     "synapse": LadderFormat.preset("synapse"),
+    "signed8, crossing 10": LadderFormat.signed(8, 10.0),
+    "signed12, crossing 100": LadderFormat.signed(12, 100.0),
 }
 
 
@@ -95,7 +97,7 @@ def test_every_element_of_the_result_is_written_and_nothing_beside_it(batch, nam
 def test_the_formulas_of_weights_agree_with_decoding_to_four_millionths(name):
     ladder = LadderFormat.preset(name)
     lower_bits = ladder.code_bits - 8 if not ladder.is_signed else {"signed8": 0, "signed12": 4}[name]
-    numbers, factor = launch_linear.arithmetic(ladder, lower_bits, halves=False)
+    numbers, factor = launch_linear.arithmetic(ladder, lower_bits, halves=False, plain=True)
     k = torch.arange(ladder.levels, dtype=torch.float64)
     z = (2.0**23 + k * (2 ** (8 - lower_bits) if lower_bits else 1)) * numbers["SCALE"] + numbers["OFFSET"]
     found = torch.exp2(z) if numbers["KIND"] == 0 else z * ((z**2 + numbers["P1"]) ** 2 + numbers["P2"])
@@ -141,4 +143,6 @@ def test_the_ptx_of_a_gpu_gives_what_plain_triton_does(name, device, monkeypatch
     halves = name.endswith("in float16")
     monkeypatch.setattr(launch_linear, "HALVES", {torch.float16} if halves else set())
     ladder = OTHERS.get(name) or LadderFormat.preset(name.split()[0])
+    kind = launch_linear.arithmetic(ladder, 0, halves=halves, plain=False)[0]["KIND"]
+    assert (kind == 3) == halves
     check(ladder, (37, 96), 3, torch.float16, device, weights=2**-8 if halves else 2**-11)

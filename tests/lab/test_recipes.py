@@ -187,6 +187,13 @@ def test_the_study_changes_one_thing_at_a_time_and_tunes_its_baselines():
     assert recipes.get("cifar10_100e_adamw_0.001_0.1").arguments == {"weight_decay": 0.1}
 
 
+@pytest.mark.parametrize("task", ["cifar10", "cifar100", "wikitext2"])
+def test_the_learning_rate_figure_with_crossing_differs_by_crossing_alone(task):
+    mine, theirs = (recipes.get(f"{task}_lr_{kind}_0.1").settings() for kind in ("crossing", "madam"))
+    assert mine.pop("arguments") == {**theirs.pop("arguments"), "crossing": 1.0}
+    assert mine == theirs
+
+
 def test_a_control_changes_one_thing_of_the_papers_recipe():
     paper, base = recipes.get("cifar100_madam_12bit"), recipes.get(recipes.controls.SHORT)
     assert replace(base, epochs=300, schedule=paper.schedule).settings() == paper.settings()

@@ -319,8 +319,10 @@ def test_an_exponential_average_forgets_and_survives_a_save():
         torchmadam.average(model, decay=1.5)
 
 
-def test_an_average_has_the_statistics_of_batch_norm_but_not_its_counter():
+def test_an_average_has_the_statistics_of_batch_norm_and_lends_them():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    mask = model.mask.clone()
     norm, mean, seen = model[1], torchmadam.average(model, decay=None), []
     for t in range(3):
         model(torch.randn(8, 4, generator=torch.Generator().manual_seed(t)) + t)
@@ -330,10 +332,13 @@ def test_an_average_has_the_statistics_of_batch_norm_but_not_its_counter():
     with mean.applied():
         torch.testing.assert_close(norm.running_mean, torch.stack(seen).mean(0))
         assert norm.num_batches_tracked == 3
-        norm.running_mean.zero_()  # as update_bn does
+        assert torch.equal(model.mask, mask)
+        torch.optim.swa_utils.update_bn([torch.ones(8, 4)], model)
+        assert norm.num_batches_tracked == 1
     assert norm.running_mean is own
     assert torch.equal(own, seen[-1])
-    assert list(model.state_dict()) == list(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).state_dict())
+    assert norm.num_batches_tracked == 3
+    assert len(model.state_dict()) == 8
     with mean.applied():
         torch.testing.assert_close(norm.running_mean, torch.stack(seen).mean(0))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from madam_lab.recipes import cifar, digits, wikitext
 from madam_lab.recipes.paper import LEARNING_RATES
-from madam_lab.recipes.recipe import Recipe, register
+from madam_lab.recipes.recipe import Recipe, get, register
 from torchmadam import LadderFormat
 
 BASES = {
@@ -71,9 +71,10 @@ def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
     return replace(changed, schedule=changes.get("schedule", base.schedule))
 
 
-def learning_rate_point(base: Recipe, epochs: int, lr: float) -> Recipe:
-    """A point of the learning-rate figure with crossing, beside the paper's rule: so many epochs at a constant eta."""
-    return replace(base, epochs=epochs, schedule=((0, lr),), lr=None, **CROSSED)
+def learning_rate_point(of_paper: str) -> Recipe:
+    """A point of the learning-rate figure, but for crossing that of the paper's rule."""
+    base = get(of_paper)
+    return replace(base, arguments={**base.arguments, "crossing": 1.0})
 
 
 def baseline(base: Recipe, optimiser: str, lr: float, decay: float, more: Mapping[str, Any]) -> Recipe:
@@ -89,7 +90,6 @@ for (_task, _kind), (_rates, _decays, _more) in TUNED.items():
     for _lr in _rates:
         for _decay in _decays:
             register(f"{_task}_{_kind}_{_lr:g}_{_decay:g}", partial(baseline, BASES[_task], _kind, _lr, _decay, _more))
-for _task, _epochs in (("cifar10_100e", 30), ("cifar100_100e", 30), ("wikitext2_20e", 10)):
+for _task in ("cifar10", "cifar100", "wikitext2"):
     for _lr in LEARNING_RATES:
-        _name = f"{BASES[_task].task}_lr_crossing_{_lr:g}"
-        register(_name, partial(learning_rate_point, BASES[_task], _epochs, _lr))
+        register(f"{_task}_lr_crossing_{_lr:g}", partial(learning_rate_point, f"{_task}_lr_madam_{_lr:g}"))

@@ -59,7 +59,7 @@ def prepared(
     ladder = launch._ladder_arguments(coding)
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
-    numbers, factor = arithmetic(coding.format, ladder["W1"], halves=x.dtype in HALVES)
+    numbers, factor = arithmetic(coding.format, ladder["W1"], halves=x.dtype in HALVES, plain=PLAIN)
     tile, options = plan(x.shape[0], coding.rows, coding.columns, len(planes))
     early = coding.numel <= EARLY and _has_dependent_launches(x.device)
     arguments = {
@@ -93,7 +93,7 @@ def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, in
 
 
 @functools.lru_cache(maxsize=64)
-def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool) -> tuple[dict[str, float], float]:
+def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool, plain: bool) -> tuple[dict[str, float], float]:
     """The numbers that rungs.rungs needs, and the factor that it leaves out.
 
     It computes (2^23 + k unit) scale + offset with one rounding. Of the paper's ladder the rounding of the offset goes
@@ -121,9 +121,12 @@ def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool) -> tuple[
         rest = series[0] / series[2] - half**2
         size = 2.0 ** -ladder.top.bit_length()  # z = k size is below 1
         per = ladder.spacing / size
-        if halves and not PLAIN and ladder.code_bits == 8:
+        if halves and not plain and ladder.code_bits == 8:
             middle, p1, p2 = -(1024 + ladder.top) * size, series[1] / series[0] * per**2, series[2] / series[0] * per**4
             return _numbers(3, 0, _twice(middle), _twice(p1), _twice(p2)), ladder.crossing * series[0] * per
+        # The largest weights are to be near 2^10: float16 ends at 2^16, and is not precise below 2^-14.
+        size = 2.0 ** round(math.log2(ladder.spacing / (120 * math.sqrt(most) / 1024) ** 0.2))
+        per = ladder.spacing / size
         numbers = _numbers(1, size / unit, -zero * size / unit, half / per**2, rest / per**4)
         return numbers, ladder.crossing * series[2] * per**5
     scale = ladder.spacing / math.log(2)
