@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from madam_lab import records, report, studies
-from madam_lab.recipes import crossing
 from madam_lab.report import figures, tables, theory
 from madam_lab.report.chart import Series, bars, line_chart
 from madam_lab.report.controls import controls_table
@@ -127,12 +126,11 @@ def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_m
     table = crossing_table(Results(tmp_path))
     assert table.has_results
     rows = {row[0]: row[1:] for row in table.rows}
-    tasks = dict(zip(crossing.BASES, range(4), strict=True))
-    assert rows["AdamW, tuned"][tasks["cifar10_100e"]] == "7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 6 points"
-    assert rows["AdamW, tuned"][1:] == ("missing",) * 3
-    assert rows["crossing 1"] == ("7.00 (1 seed)", *["missing"] * 3)
-    assert rows["madam"][tasks["wikitext2_20e"]] == "171.0 (1 seed)"
-    assert rows["crossing 1 affine"] == ("missing", "missing", "", "")
+    assert table.note.endswith("No records yet: CIFAR-100, digits.")
+    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 6 points", "missing")
+    assert rows["crossing 1"] == ("7.00 (1 seed)", "missing")
+    assert rows["madam"] == ("missing", "171.0 (1 seed)")
+    assert rows["crossing 1 affine"] == ("missing", "")
 
 
 def test_the_table_of_controls_shows_what_a_change_changed(tmp_path):
