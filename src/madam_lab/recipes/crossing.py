@@ -45,7 +45,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "crossing_1_moment_8bit": {"arguments": {"crossing": 1.0, "second_moment": "8bit"}},
     "signed8_moment_8bit": {"ladder": LadderFormat.preset("signed8"), "arguments": {"second_moment": "8bit"}},
 }
-# Also for CIFAR-100, where only the best of the others are to be run.
+# For tasks whose norms have gains to leave out.
 ONLY_CIFAR = {"crossing_1_affine": {**CROSSED, "model": {"affine": True}}}
 # Grids of the baselines: learning rates and weight decays.
 TUNED = {

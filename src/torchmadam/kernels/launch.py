@@ -97,7 +97,7 @@ def float_step(
     crossings: Sequence[float], lr: float | Tensor, beta: float, max_step: float, bound: float | None,
     weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool, firsts: Sequence[int] = (),
 ) -> Launches | None:  # fmt: skip
-    """update.madam_ in one launch; all parameters of one dtype on one device, and all gradients of one dtype.
+    """update.madam_ in one launch, after a clock's in large steps; all parameters of one dtype, and all gradients.
 
     Returns the launches, for another step on the same tensors; None if gradients had to be copied for this one.
     """
@@ -152,7 +152,7 @@ def coded_step(
 ) -> Launches | None:  # fmt: skip
     """update.madam_coded_ in one launch, or two if some matrices have rows that end within a byte.
 
-    Large steps have one more, for all matrices that end with a block, which takes no masks.
+    Large steps have a clock's before, and one more, for all matrices that end with a block, which takes no masks.
 
     All tensors are of one ladder, one kind of signs and one gradient dtype. Returns what :func:`float_step` does.
     """

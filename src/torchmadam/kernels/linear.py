@@ -11,41 +11,33 @@ weights would go through shared memory.
 import triton
 import triton.language as tl
 
+from torchmadam.kernels.planes import fetch
 from torchmadam.kernels.rungs import weights
 
 
 @triton.jit
-def fetch(at, mask, MASKED: tl.constexpr):
-    """Load; MASKED: zero where the mask says no. Else it says yes to all."""
-    if MASKED:
-        return tl.load(at, mask, other=0)
-    else:
-        return tl.load(at)
-
-
-@triton.jit
-def load_halves(at, start, group, mask, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+def load_halves(at, start, group, mask, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """What a plane of so many bits a weight holds of columns 0 to 15 of groups, and of columns 16 to 31."""
     if WIDTH == 8:  # a load has at most 16 bytes
         word = at.to(tl.pointer_type(tl.uint32)) + start * 8 + tl.arange(0, 4)[None, None, None, None, :] + group * 8
-        low, high = fetch(word, mask, MASKED), fetch(word + 4, mask, MASKED)
+        low, high = fetch(word, mask, EVEN), fetch(word + 4, mask, EVEN)
     else:
         # Of signs two words of 16 bits: a single word would be loaded together with those of other groups.
         TYPE: tl.constexpr = tl.uint32 if WIDTH > 1 else tl.uint16
         COUNT: tl.constexpr = WIDTH if WIDTH > 1 else 2
         word = start * COUNT + tl.arange(0, COUNT)[None, None, None, None, :] + group * COUNT
-        words = fetch(at.to(tl.pointer_type(TYPE)) + word, mask, MASKED)
+        words = fetch(at.to(tl.pointer_type(TYPE)) + word, mask, EVEN)
         words = tl.reshape(words, [4, 8, words.shape[2], words.shape[3], 2, COUNT // 2])
         low, high = tl.split(tl.permute(words, (0, 1, 2, 3, 5, 4)))
     return low.to(tl.int32), high.to(tl.int32)
 
 
 @triton.jit
-def load_inputs(at, start, group, mask, MASKED: tl.constexpr):
+def load_inputs(at, start, group, mask, EVEN: tl.constexpr):
     """The same columns of x, in four parts, since a load has at most 16 bytes."""
     part = at + start * 32 + tl.arange(0, 8)[None, None, None, None, :] + group * 32
-    first, second = fetch(part, mask, MASKED), fetch(part + 8, mask, MASKED)
-    return first, second, fetch(part + 16, mask, MASKED), fetch(part + 24, mask, MASKED)
+    first, second = fetch(part, mask, EVEN), fetch(part + 8, mask, EVEN)
+    return first, second, fetch(part + 16, mask, EVEN), fetch(part + 24, mask, EVEN)
 
 
 @triton.jit
@@ -73,15 +65,15 @@ def ask_for_weights(
 @triton.jit
 def load_weights(
     plane0, plane1, signs, starts, group, mask, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
-    MASKED: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """A group a thread and row, of every plane; of a plane that is not there, words of the first."""
-    low0, high0 = load_halves(plane0, starts, group, mask, W0, MASKED)
+    low0, high0 = load_halves(plane0, starts, group, mask, W0, EVEN)
     low1, high1, negative = low0, high0, low0
     if W1 > 0:
-        low1, high1 = load_halves(plane1, starts, group, mask, W1, MASKED)
+        low1, high1 = load_halves(plane1, starts, group, mask, W1, EVEN)
     if SIGNS:
-        low, high = load_halves(signs, starts, group, mask, 1, MASKED)
+        low, high = load_halves(signs, starts, group, mask, 1, EVEN)
         negative = low | (high << 16)
     return low0, high0, low1, high1, negative
 
@@ -127,7 +119,7 @@ def linear_kernel(
     ROWS: tl.constexpr = R // 8
     INPUTS: tl.constexpr = B // 8
     WARPS: tl.constexpr = TEAMS * S
-    MASKED: tl.constexpr = GROUPS % (4 * S) > 0
+    EVEN: tl.constexpr = GROUPS % (4 * S) == 0
     eight, warp = tl.arange(0, 8)[None, :, None, None, None], tl.arange(0, WARPS)[None, None, :, None, None]
     row = (tl.program_id(0) * TEAMS + warp // S) * R + eight + 8 * tl.arange(0, ROWS)[None, None, None, :, None]
     input = eight + 8 * tl.arange(0, INPUTS)[None, None, None, :, None]
@@ -146,9 +138,9 @@ def linear_kernel(
         if AHEAD > 0:
             ask_for_weights(plane0, plane1, signs, starts, group + AHEAD * 4 * S, W0, W1, SIGNS, GROUPS)
         low0, high0, low1, high1, negative = load_weights(
-            plane0, plane1, signs, starts, group, mask, W0, W1, SIGNS, MASKED
+            plane0, plane1, signs, starts, group, mask, W0, W1, SIGNS, EVEN
         )
-        x0, x1, x2, x3 = load_inputs(x, columns, group, mask, MASKED)
+        x0, x1, x2, x3 = load_inputs(x, columns, group, mask, EVEN)
         low, high = weights(
             low0, high0, low1, high1, negative, whole, W0, W1, SIGNS, KIND, SCALE, OFFSET, P1, P2, PLAIN, WARPS, ROWS,
             x.dtype.element_ty,

@@ -58,10 +58,8 @@ def time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE: tl.constexpr):
         correction, inverse, low, high, phase = ticked(t, tl.load(row + 6), log_beta, log_beta_rest)
     else:
         notes = clock + CLOCK * tensor
-        correction, inverse = (
-            tl.load(notes).to(tl.float32, bitcast=True),
-            tl.load(notes + 1).to(tl.float32, bitcast=True),
-        )
+        correction = tl.load(notes).to(tl.float32, bitcast=True)
+        inverse = tl.load(notes + 1).to(tl.float32, bitcast=True)
         low, high = tl.load(notes + 2).to(tl.uint32, bitcast=True), tl.load(notes + 3).to(tl.uint32, bitcast=True)
         phase = tl.load(notes + 4).to(tl.uint32, bitcast=True)
     return correction, inverse, low, high, phase
