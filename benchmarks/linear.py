@@ -31,9 +31,8 @@ SPACE: dict[str, list[Any]] = {
     "rows": [16, 32],
     "warps": [2, 4, 8, 16],
     "teams": [1, 2, 4],
-    "stages": [1, 2, 3],
-    "ahead": [0, 1, 2],
-    "options": [{}, {"maxnreg": 128}, {"maxnreg": 64}],
+    "ahead": [False, True],
+    "options": [{}, {"maxnreg": 80}, {"maxnreg": 64}],
 }
 
 

@@ -110,7 +110,7 @@ def test_a_sweep_leaves_the_plans_as_they_were(monkeypatch, capsys):
     before = dict(launch_linear.PLANS)
     for name, values in linear.SPACE.items():
         monkeypatch.setitem(linear.SPACE, name, values[:1])
-    monkeypatch.setitem(linear.SPACE, "stages", [1, 2])
+    monkeypatch.setitem(linear.SPACE, "warps", [1, 2])
     linear.sweep((32, 64), 1, "signed8", CPU, 0.001)
     assert capsys.readouterr().out.count("32x64 batch 1 signed8") == 2
     assert before == launch_linear.PLANS

@@ -63,8 +63,8 @@ def test_every_ladder_and_batch_gives_the_product_of_the_reference(name, batch, 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_columns_of_several_turns_and_warps_are_summed_with_and_without_masks(name, device, monkeypatch):
-    for teams, columns in ((1, 512), (1, 544), (2, 288)):
-        monkeypatch.setattr(launch_linear, "PLANS", {8: (16, 2, teams, 1, 1, {})})
+    for teams, columns, ahead in ((1, 512, True), (1, 544, True), (2, 288, True), (1, 544, False)):
+        monkeypatch.setattr(launch_linear, "PLANS", {8: (16, 2, teams, ahead, {})})
         monkeypatch.setattr(launch_linear, "FITTED", False)
         check(LadderFormat.preset(name), (37, columns), 3, torch.bfloat16, device)
 

@@ -24,7 +24,8 @@ CODED_SPAN = 8192  # elements that it works through, at most
 LARGE = 2**26  # elements of a step in which the time between launches does not matter
 # Its arithmetic for blocks in doubt would take registers from all, and leave room for fewer programs at a time.
 CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
-EVEN_REGISTERS = 96  # of kernels without masks, gradients of bfloat16 and 8-bit moments: five warps a quarter, not four
+# Of kernels without masks, with gradients of bfloat16 and 8-bit moments, by planes of codes: as few as spill nothing.
+EVEN_REGISTERS = {1: 80, 2: 96}
 # Kinds of matrices: one long row that ends with a block; one long row; rows that end within a byte.
 _EVEN, _FLAT, _ROWS = range(3)
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
@@ -193,8 +194,9 @@ def coded_step(
         rows_of_kind, flat = rows[first : first + kinds.count(kind)], kind != _ROWS
         block, lanes = _coded_block(codings[0], flat=flat, all_narrow=bool(exponents))
         warps = -(-block // (32 * 8))
-        few = kind == _EVEN and bool(exponents) and laid_out[0].dtype == torch.bfloat16
-        registers = EVEN_REGISTERS if few else CODED_REGISTERS[block // (32 * warps)]
+        registers = CODED_REGISTERS[block // (32 * warps)]
+        if kind == _EVEN and exponents and laid_out[0].dtype == torch.bfloat16:
+            registers = EVEN_REGISTERS.get(len(_code_widths(codings[0])), registers)
         counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows_of_kind]
         span = _span(sum(counts), CODED_SPAN // block)
         blocks = resident.blocks(tuple(-(-count // span) for count in counts), device, first)

@@ -16,12 +16,12 @@ from torchmadam.ladder.layout import SEED, CodeLayout
 GROUP = 32  # columns
 WARPS, PROGRAMS = 4096, 128  # about as many as an H200 runs at a time; and has room for programs of 8 large warps
 # By rows of x, up to so many: rows of W of a warp, warps that share their columns, teams of such that share x (fewer,
-# and larger, if else there were too few programs), stages, turns ahead; and how to compile it.
-PLANS: dict[int, tuple[int, int, int, int, int, dict[str, int]]] = {
-    8: (16, 16, 1, 1, 2, {"maxnreg": 64}),
-    16: (32, 8, 1, 1, 2, {}),
-    32: (32, 4, 2, 1, 2, {}),
-    64: (32, 2, 4, 1, 2, {}),
+# and larger, if else there were too few programs), whether they load a turn ahead; and how to compile it.
+PLANS: dict[int, tuple[int, int, int, bool, dict[str, int]]] = {
+    8: (16, 16, 1, True, {"maxnreg": 80}),
+    16: (32, 8, 1, False, {}),
+    32: (32, 4, 2, False, {}),
+    64: (32, 2, 4, False, {}),
 }
 FITTED = True  # to the rows of W; if not, the warps and teams are as above
 EARLY = 2**25  # weights; kernels for fewer are launched while the one before them runs
@@ -81,14 +81,13 @@ def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, in
     64 registers are not enough.
     """
     most = next(most for most in PLANS if batch <= most)
-    tile_rows, warps, teams, stages, ahead, options = PLANS[most]
+    tile_rows, warps, teams, ahead, options = PLANS[most]
     chunks = -(-columns // (4 * GROUP))  # of a warp; a warp without one has only zeros to add
     if FITTED:
         fewer = min(teams, _power_of_2(rows // (tile_rows * PROGRAMS)))
         teams, warps = fewer, min(warps * teams // fewer, _power_of_2(max(4, WARPS * tile_rows // rows)))
     warps = min(warps, 1 << (chunks - 1).bit_length())
-    ahead = 0 if PLAIN else min(ahead, -(-chunks // warps) - 1)
-    tile = {"B": most, "R": tile_rows, "S": warps, "TEAMS": teams, "STAGES": stages, "AHEAD": ahead}
+    tile = {"B": most, "R": tile_rows, "S": warps, "TEAMS": teams, "AHEAD": ahead and chunks > warps}
     return tile, {} if planes > 2 else options
 
 

@@ -41,28 +41,6 @@ def load_inputs(at, start, group, mask, EVEN: tl.constexpr):
 
 
 @triton.jit
-def ask_for(at, start, group, WIDTH: tl.constexpr):
-    """Have what :func:`load_halves` will load brought to the L2 cache; no register waits for it."""
-    word = at.to(tl.pointer_type(tl.uint32)) + start * WIDTH + group * WIDTH
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0", "=r,l", [word.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def ask_for_weights(
-    plane0, plane1, signs, starts, group, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr
-):
-    """The same for every plane; beyond the end it is the last group again."""
-    inside = tl.minimum(group, GROUPS - 1)
-    ask_for(plane0, starts, inside, W0)
-    if W1 > 0:
-        ask_for(plane1, starts, inside, W1)
-    if SIGNS:
-        ask_for(signs, starts, inside, 1)
-
-
-@triton.jit
 def load_weights(
     plane0, plane1, signs, starts, group, mask, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
     EVEN: tl.constexpr,
@@ -101,13 +79,13 @@ def linear_kernel(
     out, x, bias, limit, plane0, plane1, signs, batch, rows, factor,
     W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, BIAS: tl.constexpr,
-    GROUPS: tl.constexpr, TEAMS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr, STAGES: tl.constexpr,
+    GROUPS: tl.constexpr, TEAMS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
     AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """At most B rows of x with R rows of W for each of TEAMS of S warps.
 
-    STAGES - 1 turns' loads are under way into shared memory, and AHEAD turns' into the L2 cache. Teams find in the L1
-    cache what the first of them has loaded of x. Weights are rounded to x's type; the limit, which they share,
+    AHEAD: a turn's weights are loaded while the ones before them are worked on. Teams find in the L1 cache what the
+    first of them has loaded of x. Weights are rounded to x's type; the limit, which they share,
     multiplies the sums. PLAIN: nothing but Triton, for its interpreter. EARLY: the next kernel may begin at once, and
     this one began before the last one's end.
     """
@@ -130,16 +108,22 @@ def linear_kernel(
     whole = tl.where(tl.load(limit) < 0, 0, 0x4B000000)
     total = tl.zeros([WARPS, R, B], tl.float32)
     own = 4 * (warp % S) + tl.arange(0, 4)[:, None, None, None, None]
-    for i in tl.static_range(1, AHEAD):
-        ask_for_weights(plane0, plane1, signs, starts, own + i * 4 * S, W0, W1, SIGNS, GROUPS)
-    for at in tl.range(0, GROUPS, 4 * S, num_stages=STAGES):
+    held0, held_high0, held1, held_high1, held_negative = load_weights(
+        plane0, plane1, signs, starts, tl.minimum(own, GROUPS - 1), own < GROUPS, W0, W1, SIGNS, EVEN
+    )
+    for at in tl.range(0, GROUPS, 4 * S, num_stages=1):
         group = at + own
         mask = group < GROUPS
-        if AHEAD > 0:
-            ask_for_weights(plane0, plane1, signs, starts, group + AHEAD * 4 * S, W0, W1, SIGNS, GROUPS)
-        low0, high0, low1, high1, negative = load_weights(
-            plane0, plane1, signs, starts, group, mask, W0, W1, SIGNS, EVEN
-        )
+        low0, high0, low1, high1, negative = held0, held_high0, held1, held_high1, held_negative
+        if AHEAD:
+            after = group + 4 * S
+            held0, held_high0, held1, held_high1, held_negative = load_weights(
+                plane0, plane1, signs, starts, tl.minimum(after, GROUPS - 1), after < GROUPS, W0, W1, SIGNS, EVEN
+            )
+        else:
+            low0, high0, low1, high1, negative = load_weights(
+                plane0, plane1, signs, starts, group, mask, W0, W1, SIGNS, EVEN
+            )
         x0, x1, x2, x3 = load_inputs(x, columns, group, mask, EVEN)
         low, high = weights(
             low0, high0, low1, high1, negative, whole, W0, W1, SIGNS, KIND, SCALE, OFFSET, P1, P2, PLAIN, WARPS, ROWS,
