@@ -15,7 +15,7 @@ from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
 SPAN = 8  # blocks that a program of a step works through; fewer, if else there were fewer programs than this:
-PROGRAMS = 5000  # all three were the fastest of those tried on an H200
+PROGRAMS, FLOAT_PROGRAMS = 5000, 2500  # of codes and of floats; all were the fastest of those tried on an H200
 FLOAT_OPTIONS = {"num_warps": 4}
 # A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
@@ -121,7 +121,7 @@ def float_step(
     ln_beta = _logarithm(beta)
     if not alone:
         _add_clock(launches, table, clock, len(rows), ln_beta, tables.FLOAT_COLUMNS)
-    span = _span(sum(-(-p.numel() // BLOCK) for p in params), SPAN)
+    span = _span(sum(-(-p.numel() // BLOCK) for p in params), SPAN, FLOAT_PROGRAMS)
     blocks = resident.blocks(tuple(-(-p.numel() // (span * BLOCK)) for p in params), device)
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
@@ -198,7 +198,7 @@ def coded_step(
         if kind == _EVEN and exponents and laid_out[0].dtype == torch.bfloat16:
             registers = EVEN_REGISTERS.get(len(_code_widths(codings[0])), registers)
         counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows_of_kind]
-        span = _span(sum(counts), CODED_SPAN // block)
+        span = _span(sum(counts), CODED_SPAN // block, PROGRAMS)
         blocks = resident.blocks(tuple(-(-count // span) for count in counts), device, first)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
@@ -252,9 +252,9 @@ def _coded_block(coding: CodeLayout, *, flat: bool, all_narrow: bool) -> tuple[i
     return max(32 * lanes, 8 * CODED_LINE // narrowest), lanes
 
 
-def _span(count: int, most: int) -> int:
+def _span(count: int, most: int, programs: int) -> int:
     """Blocks that a program works through, of so many: a power of two, so that few kernels are compiled."""
-    fair = min(most, count // PROGRAMS)
+    fair = min(most, count // programs)
     return 1 << max(0, fair.bit_length() - 1)
 
 

@@ -14,17 +14,18 @@ from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import SEED, CodeLayout
 
 GROUP = 32  # columns
-WARPS, PROGRAMS = 4096, 128  # about as many as an H200 runs at a time; and has room for programs of 8 large warps
+TURNS = 4  # of a warp, at least, if there are enough rows: the first one's loads keep it waiting
+PROGRAMS = 128  # about as many of 8 large warps as an H200 has room for
+SHARED = 2**16  # rows of W by warps that share their columns: more would only have more to add up
 # By rows of x, up to so many: rows of W of a warp, warps that share their columns, teams of such that share x (fewer,
 # and larger, if else there were too few programs), whether they load a turn ahead; and how to compile it.
 PLANS: dict[int, tuple[int, int, int, bool, dict[str, int]]] = {
-    8: (16, 16, 1, True, {"maxnreg": 80}),
-    16: (32, 8, 1, False, {}),
-    32: (32, 4, 2, False, {}),
-    64: (32, 2, 4, False, {}),
+    8: (16, 16, 1, True, {}),
+    16: (32, 8, 1, True, {}),
+    32: (32, 8, 1, True, {}),
+    64: (32, 4, 1, True, {}),
 }
 FITTED = True  # to the rows of W; if not, the warps and teams are as above
-EARLY = 2**25  # weights; kernels for fewer are launched while the one before them runs
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
 HALVES = {torch.bfloat16}  # types of x for which float16, or as much, is precise enough for weights
@@ -61,14 +62,13 @@ def prepared(
     k_planes = planes[:-1] if signs else planes
     numbers, factor = arithmetic(coding.format, ladder["W1"], halves=x.dtype in HALVES, plain=PLAIN)
     tile, options = plan(x.shape[0], coding.rows, coding.columns, len(planes))
-    early = coding.numel <= EARLY and _has_dependent_launches(x.device)
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
         "plane1": k_planes[-1], "signs": planes[-1], "batch": x.shape[0], "rows": coding.rows, "factor": factor,
         "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, **numbers, "BIAS": bias is not None, "PLAIN": PLAIN,
-        "GROUPS": coding.columns // GROUP, **tile, "EARLY": early,
+        "GROUPS": coding.columns // GROUP, **tile,
     }  # fmt: skip
-    options = {"num_warps": tile["S"] * tile["TEAMS"], **options, **({"launch_pdl": True} if early else {})}
+    options = {"num_warps": tile["S"] * tile["TEAMS"], **options}
     return launch.Launch(
         linear.linear_kernel, -(-coding.rows // (tile["R"] * tile["TEAMS"])), arguments, options=options
     )
@@ -85,7 +85,8 @@ def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, in
     chunks = -(-columns // (4 * GROUP))  # of a warp; a warp without one has only zeros to add
     if FITTED:
         fewer = min(teams, _power_of_2(rows // (tile_rows * PROGRAMS)))
-        teams, warps = fewer, min(warps * teams // fewer, _power_of_2(max(4, WARPS * tile_rows // rows)))
+        enough = max(4, min(SHARED // rows, chunks // TURNS))
+        teams, warps = fewer, min(warps * teams // fewer, _power_of_2(enough))
     warps = min(warps, 1 << (chunks - 1).bit_length())
     tile = {"B": most, "R": tile_rows, "S": warps, "TEAMS": teams, "AHEAD": ahead and chunks > warps}
     return tile, {} if planes > 2 else options
@@ -135,16 +136,6 @@ def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool, plain: bo
 
 def _numbers(kind: int, scale: float, offset: float, p1: float = 0.0, p2: float = 0.0) -> dict[str, float]:
     return {"KIND": kind, "SCALE": scale, "OFFSET": offset, "P1": p1, "P2": p2}
-
-
-@functools.cache
-def _has_dependent_launches(device: torch.device) -> bool:
-    """Whether a kernel can be launched while the one before it runs: from Hopper on, where Triton knows of it."""
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
-        return False
-    from triton.backends.nvidia.compiler import CUDAOptions
-
-    return "launch_pdl" in CUDAOptions.__dataclass_fields__
 
 
 def _twice(value: float) -> int:

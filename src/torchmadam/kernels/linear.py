@@ -80,20 +80,14 @@ def linear_kernel(
     W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, BIAS: tl.constexpr,
     GROUPS: tl.constexpr, TEAMS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """At most B rows of x with R rows of W for each of TEAMS of S warps.
 
     AHEAD: a turn's weights are loaded while the ones before them are worked on. Teams find in the L1 cache what the
     first of them has loaded of x. Weights are rounded to x's type; the limit, which they share,
-    multiplies the sums. PLAIN: nothing but Triton, for its interpreter. EARLY: the next kernel may begin at once, and
-    this one began before the last one's end.
+    multiplies the sums. PLAIN: nothing but Triton, for its interpreter.
     """
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False,
-            pack=1,
-        )  # fmt: skip
     ROWS: tl.constexpr = R // 8
     INPUTS: tl.constexpr = B // 8
     WARPS: tl.constexpr = TEAMS * S
