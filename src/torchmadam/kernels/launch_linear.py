@@ -20,7 +20,7 @@ SHARED = 2**16  # rows of W by warps that share their columns: more would only h
 # By rows of x, up to so many: rows of W of a warp, warps that share their columns, teams of such that share x (fewer,
 # and larger, if else there were too few programs), whether they load a turn ahead; and how to compile it.
 PLANS: dict[int, tuple[int, int, int, bool, dict[str, int]]] = {
-    8: (16, 16, 1, True, {}),
+    8: (16, 8, 1, True, {"maxnreg": 80}),
     16: (32, 8, 1, True, {}),
     32: (32, 8, 1, True, {}),
     64: (32, 4, 1, True, {}),
@@ -89,7 +89,7 @@ def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, in
         teams, warps = fewer, min(warps * teams // fewer, _power_of_2(enough))
     warps = min(warps, 1 << (chunks - 1).bit_length())
     tile = {"B": most, "R": tile_rows, "S": warps, "TEAMS": teams, "AHEAD": ahead and chunks > warps}
-    return tile, {} if planes > 2 else options
+    return tile, {} if planes > 2 else options | ({"maxnreg": 64} if planes == 1 and most == 8 and HALVES else {})
 
 
 @functools.lru_cache(maxsize=64)
