@@ -63,8 +63,8 @@ def test_every_ladder_and_batch_gives_the_product_of_the_reference(name, batch, 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_columns_of_several_turns_and_warps_are_summed_with_and_without_masks(name, device, monkeypatch):
-    for teams, columns, ahead in ((1, 512, True), (1, 544, True), (2, 288, True), (1, 544, False)):
-        monkeypatch.setattr(launch_linear, "PLANS", {8: (16, 2, teams, ahead, {})})
+    for columns in (512, 544, 288):
+        monkeypatch.setattr(launch_linear, "PLANS", {8: (16, 2)})
         monkeypatch.setattr(launch_linear, "FITTED", False)
         check(LadderFormat.preset(name), (37, columns), 3, torch.bfloat16, device)
 
@@ -110,15 +110,14 @@ def test_the_formulas_of_weights_agree_with_decoding_to_four_millionths(name):
 @pytest.mark.parametrize("batch", [1, 9, 32, 64])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (4096, 4096), (4096, 16384), (16384, 4096), (10**6, 96)])
 def test_plans_have_programs_for_a_whole_gpu_but_no_warp_without_columns(batch, rows, columns):
-    tile, _ = launch_linear.plan(batch, rows, columns, planes=1)
-    warps = tile["S"] * tile["TEAMS"]
+    tile = launch_linear.plan(batch, rows, columns)
     assert (tile["S"] - 1) * 128 < 2 * columns
-    assert warps <= 16
+    assert tile["S"] <= 16
     assert tile["B"] >= batch
-    programs = -(-rows // (tile["R"] * tile["TEAMS"]))
+    programs = -(-rows // tile["R"])
     if rows >= 4096:
         assert programs >= 128
-        assert columns < 4096 or programs * warps >= 512
+        assert columns < 4096 or programs * tile["S"] >= 512
 
 
 def test_matrices_that_the_kernels_cannot_take_are_declined(device):

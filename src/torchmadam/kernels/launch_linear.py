@@ -15,17 +15,13 @@ from torchmadam.ladder.layout import SEED, CodeLayout
 
 GROUP = 32  # columns
 TURNS = 4  # of a warp, at least, if there are enough rows: the first one's loads keep it waiting
-PROGRAMS = 128  # about as many of 8 large warps as an H200 has room for
 SHARED = 2**16  # rows of W by warps that share their columns: more would only have more to add up
-# By rows of x, up to so many: rows of W of a warp, warps that share their columns, teams of such that share x (fewer,
-# and larger, if else there were too few programs), whether they load a turn ahead; and how to compile it.
-PLANS: dict[int, tuple[int, int, int, bool, dict[str, int]]] = {
-    8: (16, 8, 1, True, {"maxnreg": 80}),
-    16: (32, 8, 1, True, {}),
-    32: (32, 8, 1, True, {}),
-    64: (32, 4, 1, True, {}),
-}
-FITTED = True  # to the rows of W; if not, the warps and teams are as above
+# By rows of x, up to so many: rows of W of a program, and warps that share their columns. A tile was the fastest of
+# those tried on an H200; so was a launch after the last one's end, and loading one turn ahead, into registers.
+PLANS: dict[int, tuple[int, int]] = {8: (16, 8), 16: (32, 8), 32: (32, 8), 64: (32, 4)}
+# Of one plane of codes and up to 8 rows of x, by kind of arithmetic: as few as spill nothing, and more warps at a time.
+REGISTERS = {0: 80, 3: 64}
+FITTED = True  # to the rows of W; if not, warps are as many as above
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
 HALVES = {torch.bfloat16}  # types of x for which float16, or as much, is precise enough for weights
@@ -61,35 +57,30 @@ def prepared(
     signs = ladder["SIGN_MODE"] == 1
     k_planes = planes[:-1] if signs else planes
     numbers, factor = arithmetic(coding.format, ladder["W1"], halves=x.dtype in HALVES, plain=PLAIN)
-    tile, options = plan(x.shape[0], coding.rows, coding.columns, len(planes))
+    tile = plan(x.shape[0], coding.rows, coding.columns)
     arguments = {
         "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
         "plane1": k_planes[-1], "signs": planes[-1], "batch": x.shape[0], "rows": coding.rows, "factor": factor,
         "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, **numbers, "BIAS": bias is not None, "PLAIN": PLAIN,
         "GROUPS": coding.columns // GROUP, **tile,
     }  # fmt: skip
-    options = {"num_warps": tile["S"] * tile["TEAMS"], **options}
-    return launch.Launch(
-        linear.linear_kernel, -(-coding.rows // (tile["R"] * tile["TEAMS"])), arguments, options=options
-    )
+    options = {"num_warps": tile["S"]}
+    if tile["B"] == 8 and ladder["W1"] == 0 and numbers["KIND"] in REGISTERS:
+        options["maxnreg"] = REGISTERS[int(numbers["KIND"])]
+    return launch.Launch(linear.linear_kernel, -(-coding.rows // tile["R"]), arguments, options=options)
 
 
-def plan(batch: int, rows: int, columns: int, planes: int) -> tuple[dict[str, int], dict[str, int]]:
-    """The sizes of what programs work on, and how they are compiled.
+def plan(batch: int, rows: int, columns: int) -> dict[str, int]:
+    """The sizes of what programs work on.
 
-    Fewer warps share the columns where there are many rows: adding up what they have takes time, too. With three planes
-    64 registers are not enough.
+    Fewer warps share the columns where there are many rows: adding up what they have takes time, too.
     """
     most = next(most for most in PLANS if batch <= most)
-    tile_rows, warps, teams, ahead, options = PLANS[most]
+    tile_rows, warps = PLANS[most]
     chunks = -(-columns // (4 * GROUP))  # of a warp; a warp without one has only zeros to add
     if FITTED:
-        fewer = min(teams, _power_of_2(rows // (tile_rows * PROGRAMS)))
-        enough = max(4, min(SHARED // rows, chunks // TURNS))
-        teams, warps = fewer, min(warps * teams // fewer, _power_of_2(enough))
-    warps = min(warps, 1 << (chunks - 1).bit_length())
-    tile = {"B": most, "R": tile_rows, "S": warps, "TEAMS": teams, "AHEAD": ahead and chunks > warps}
-    return tile, {} if planes > 2 else options | ({"maxnreg": 64} if planes == 1 and most == 8 and HALVES else {})
+        warps = min(warps, _power_of_2(max(4, min(SHARED // rows, chunks // TURNS))))
+    return {"B": most, "R": tile_rows, "S": min(warps, 1 << (chunks - 1).bit_length())}
 
 
 @functools.lru_cache(maxsize=64)

@@ -79,29 +79,26 @@ def linear_kernel(
     out, x, bias, limit, plane0, plane1, signs, batch, rows, factor,
     W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, BIAS: tl.constexpr,
-    GROUPS: tl.constexpr, TEAMS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
-    AHEAD: tl.constexpr,
+    GROUPS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """At most B rows of x with R rows of W for each of TEAMS of S warps.
+    """At most B rows of x with R rows of W, whose columns S warps share.
 
-    AHEAD: a turn's weights are loaded while the ones before them are worked on. Teams find in the L1 cache what the
-    first of them has loaded of x. Weights are rounded to x's type; the limit, which they share,
-    multiplies the sums. PLAIN: nothing but Triton, for its interpreter.
+    A turn's weights are loaded while the ones before them are worked on. They are rounded to x's type; the limit, which
+    they share, multiplies the sums. PLAIN: nothing but Triton, for its interpreter.
     """
     ROWS: tl.constexpr = R // 8
     INPUTS: tl.constexpr = B // 8
-    WARPS: tl.constexpr = TEAMS * S
     EVEN: tl.constexpr = GROUPS % (4 * S) == 0
-    eight, warp = tl.arange(0, 8)[None, :, None, None, None], tl.arange(0, WARPS)[None, None, :, None, None]
-    row = (tl.program_id(0) * TEAMS + warp // S) * R + eight + 8 * tl.arange(0, ROWS)[None, None, None, :, None]
+    eight, warp = tl.arange(0, 8)[None, :, None, None, None], tl.arange(0, S)[None, None, :, None, None]
+    row = tl.program_id(0) * R + eight + 8 * tl.arange(0, ROWS)[None, None, None, :, None]
     input = eight + 8 * tl.arange(0, INPUTS)[None, None, None, :, None]
     # Beyond the last row it is the last again; nothing of that is stored.
     starts = tl.minimum(row, rows - 1).to(tl.int64) * GROUPS
     columns = tl.minimum(input, batch - 1).to(tl.int64) * GROUPS
     # The bits of 2^23, and not as a constant: an instruction has room for one. A limit is never below zero.
     whole = tl.where(tl.load(limit) < 0, 0, 0x4B000000)
-    total = tl.zeros([WARPS, R, B], tl.float32)
-    own = 4 * (warp % S) + tl.arange(0, 4)[:, None, None, None, None]
+    total = tl.zeros([S, R, B], tl.float32)
+    own = 4 * warp + tl.arange(0, 4)[:, None, None, None, None]
     held0, held_high0, held1, held_high1, held_negative = load_weights(
         plane0, plane1, signs, starts, tl.minimum(own, GROUPS - 1), own < GROUPS, W0, W1, SIGNS, EVEN
     )
@@ -109,27 +106,22 @@ def linear_kernel(
         group = at + own
         mask = group < GROUPS
         low0, high0, low1, high1, negative = held0, held_high0, held1, held_high1, held_negative
-        if AHEAD:
-            after = group + 4 * S
-            held0, held_high0, held1, held_high1, held_negative = load_weights(
-                plane0, plane1, signs, starts, tl.minimum(after, GROUPS - 1), after < GROUPS, W0, W1, SIGNS, EVEN
-            )
-        else:
-            low0, high0, low1, high1, negative = load_weights(
-                plane0, plane1, signs, starts, group, mask, W0, W1, SIGNS, EVEN
-            )
+        after = group + 4 * S
+        held0, held_high0, held1, held_high1, held_negative = load_weights(
+            plane0, plane1, signs, starts, tl.minimum(after, GROUPS - 1), after < GROUPS, W0, W1, SIGNS, EVEN
+        )
         x0, x1, x2, x3 = load_inputs(x, columns, group, mask, EVEN)
         low, high = weights(
-            low0, high0, low1, high1, negative, whole, W0, W1, SIGNS, KIND, SCALE, OFFSET, P1, P2, PLAIN, WARPS, ROWS,
+            low0, high0, low1, high1, negative, whole, W0, W1, SIGNS, KIND, SCALE, OFFSET, P1, P2, PLAIN, S, ROWS,
             x.dtype.element_ty,
         )  # fmt: skip
-        w = operand(low, high, SIGNS, WARPS, ROWS)
-        inputs = operand(joined(x0, x1, WARPS, INPUTS), joined(x2, x3, WARPS, INPUTS), SIGNS, WARPS, INPUTS)
+        w = operand(low, high, SIGNS, S, ROWS)
+        inputs = operand(joined(x0, x1, S, INPUTS), joined(x2, x3, S, INPUTS), SIGNS, S, INPUTS)
         if PLAIN:  # the interpreter would multiply bfloat16 as integers
             w, inputs = w.to(tl.float32), inputs.to(tl.float32)
         total = tl.dot(w, tl.permute(inputs, (0, 2, 1)), total)
-    y = tl.reshape(tl.sum(tl.reshape(total, [TEAMS, S, R, B]), 1), [TEAMS * R, B]) * (tl.load(limit) * factor)
-    row, input = tl.program_id(0) * (TEAMS * R) + tl.arange(0, TEAMS * R), tl.arange(0, B)
+    y = tl.sum(total, 0) * (tl.load(limit) * factor)
+    row, input = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, B)
     if BIAS:
         y += tl.load(bias + row, row < rows, other=0).to(tl.float32)[:, None]
     place = input.to(tl.int64)[None, :] * rows + row[:, None]

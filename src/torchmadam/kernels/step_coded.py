@@ -38,7 +38,7 @@ from torchmadam.kernels.planes import (
     store_code,
     unpacked,
 )
-from torchmadam.kernels.tables import address, count_bad, leave, time_of
+from torchmadam.kernels.tables import address, count_bad, entry, leave, time_of
 
 
 @triton.jit
@@ -174,10 +174,10 @@ def coded_kernel(
     GROUPS: tl.constexpr = BLOCK // LANES
     LAST: tl.constexpr = 2 * TOP if SIGNED else TOP
     program = tl.program_id(0).to(tl.int64)
-    tensor = tl.load(blocks + 3 * program).to(tl.int64)
-    first = tl.load(blocks + 3 * program + 1).to(tl.int64) * SPAN
+    tensor = entry(blocks + 3 * program).to(tl.int64)
+    first = entry(blocks + 3 * program + 1).to(tl.int64) * SPAN
     at = table + tensor * FIELDS
-    rows, columns, begin = tl.load(at + 7).to(INDEX), tl.load(at + 8).to(INDEX), tl.load(at + 14).to(INDEX)
+    rows, columns, begin = entry(at + 7).to(INDEX), entry(at + 8).to(INDEX), entry(at + 14).to(INDEX)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
     WIDE: tl.constexpr = FLAT and ALIGNED
     PAIRS: tl.constexpr = WIDE and EIGHT and G == tl.bfloat16
@@ -189,7 +189,7 @@ def coded_kernel(
     exponents_end = (rows * ((columns + LANES - 1) // LANES * LANES) + 127) // 128
     sign_low, sign_high = low, high
     if SIGN_MODE == 2:
-        sign_low, sign_high = random_key(tl.load(at + 9), tl.zeros([], tl.float32))
+        sign_low, sign_high = random_key(entry(at + 9), tl.zeros([], tl.float32))
     rate = lr  # in rungs
     if LR_IS_TENSOR:
         rate = tl.div_rn(tl.load(lr_at).to(tl.float32), spacing)
@@ -264,7 +264,7 @@ def coded_kernel(
                 EXPONENTS, PAIRS,
             )  # fmt: skip
             same_k, g, held, negative, bits = opened(
-                grad, held, exponents, words0, words1, words2, words3, sign_words, tl.load(at + 14).to(INDEX), start,
+                grad, held, exponents, words0, words1, words2, words3, sign_words, entry(at + 14).to(INDEX), start,
                 group, element, low, high, sign_low, sign_high, SIGN_MODE, TURN, MAXIMIZE, EIGHT, STOCHASTIC, W0, W1,
                 W2, W3, FLAT, WIDE, LANES, INDEX, GROUPS, PAIRS, PTX,
             )  # fmt: skip
@@ -275,7 +275,8 @@ def coded_kernel(
             rungs = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0)
             by = tl.minimum(tl.maximum(rungs, -1048576.0), 1048576.0).to(tl.int32) + WHOLE  # no ladder is as long
             # ``by``, never zero, says which threads count; else the compiler would hand all gradients to other ones.
-            count_bad(at + 4, mask & (tl.where(usable, 0, by) != 0))
+            bad = mask & (tl.where(usable, 0, by) != 0)
+            count_bad(at + 4, tl.sum(tl.sum(bad.to(tl.int32), 1), 0))
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if EIGHT:
@@ -296,4 +297,4 @@ def coded_kernel(
         words0, words1, words2, words3, sign_words = next0, next1, next2, next3, next_signs
         block, turn = block + 1, turn + 1
     if ALONE:
-        leave(at, clock, tensor, tl.load(blocks + 3 * program + 2))
+        leave(at, clock, tensor, entry(blocks + 3 * program + 2))

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from torchmadam.kernels.arithmetic import fast_direction, moment_of, moved, narrowed, nearest_bfloat16, random_bits
 from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
-from torchmadam.kernels.tables import address, count_bad, leave, time_of
+from torchmadam.kernels.tables import address, count_bad, entry, leave, time_of
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def float_elements(
 ):  # fmt: skip
     """update.madam_ on the elements of one tensor at these offsets, a matrix, which have been loaded.
 
-    ``begin``: where in the whole parameter the tensor begins.
+    ``begin``: where in the whole parameter the tensor begins. Returns how many gradients of a row could not be used.
     """
     grad, old = grad.to(tl.float32), old.to(tl.float32)
     if MAXIMIZE:
@@ -56,7 +56,7 @@ def float_elements(
     elif LOST == 16:
         new = nearest_bfloat16(new)
     tl.store(address(row + 0, P, ALIGNED) + offset, new.to(P), mask)
-    count_bad(row + 4, mask & (usable == 0))
+    return tl.sum((mask & (usable == 0)).to(tl.int32), 1)
 
 
 @triton.jit
@@ -73,12 +73,12 @@ def float_kernel(
     """
     GROUPS: tl.constexpr = BLOCK // 4
     program = tl.program_id(0).to(tl.int64)
-    tensor = tl.load(blocks + 3 * program).to(tl.int64)
-    first = tl.load(blocks + 3 * program + 1) * SPAN
+    tensor = entry(blocks + 3 * program).to(tl.int64)
+    first = entry(blocks + 3 * program + 1) * SPAN
     row = table + tensor * FIELDS
-    count, begin = tl.load(row + 5).to(INDEX), tl.load(row + 10).to(INDEX)
-    limit = tl.load(tl.load(row + 7).to(tl.pointer_type(tl.float32)))
-    crossing = tl.load(row + 8).to(tl.int32).to(tl.float32, bitcast=True)
+    count, begin = entry(row + 5).to(INDEX), entry(row + 10).to(INDEX)
+    limit = tl.load(entry(row + 7).to(tl.pointer_type(tl.float32)))
+    crossing = entry(row + 8).to(tl.int32).to(tl.float32, bitcast=True)
     param, grad = address(row + 0, P, ALIGNED), address(row + 1, G, ALIGNED)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
     moment = address(row + 2, MOMENT, ALIGNED)
@@ -105,6 +105,7 @@ def float_kernel(
     if EIGHT:
         exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
     _correction, inverse, low, high, phase = time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE)
+    bad = tl.zeros([GROUPS], tl.int32)
     for turn in range(SPAN):
         next_group = group + GROUPS
         next_mask = tl.broadcast_to((next_group < whole) & (turn + 1 < SPAN), [GROUPS, 4])
@@ -119,7 +120,7 @@ def float_kernel(
             next_exponents = load_exponents(
                 exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
             )
-        float_elements(
+        bad += float_elements(
             row, begin, offset, mask, g, held, exponents, (first + turn) * EXPONENTS, exponents_end, old, limit, width,
             inverse, low, high, phase, lr, beta, fresh, max_step, decay, least, most, GROUPS, P, HAS_MOMENT, EIGHT,
             CORRECT, BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, ALIGNED,
@@ -137,11 +138,13 @@ def float_kernel(
         rest_exponents = tl.zeros([1, 1], tl.uint8)
         if EIGHT:
             rest_exponents = load_exponents(exponents_at, exponents_end, exponents_end + 1, 1, 1)
-        float_elements(
+        rest_bad = float_elements(
             row, begin, rest, inside, rest_g, rest_held, rest_exponents, exponents_end, exponents_end + 1,
             tl.load(param + rest, inside, other=0.0), limit, width, inverse, low, high, phase, lr, beta, fresh,
             max_step, decay, least, most, 1, P, HAS_MOMENT, EIGHT, CORRECT, BOUNDED, DECAYS, MAXIMIZE,
             LOST, STOCHASTIC, False,
         )  # fmt: skip
+        count_bad(row + 4, tl.sum(rest_bad, 0))
+    count_bad(row + 4, tl.sum(bad, 0))
     if ALONE:
-        leave(row, clock, tensor, tl.load(blocks + 3 * program + 2))
+        leave(row, clock, tensor, entry(blocks + 3 * program + 2))

@@ -20,6 +20,12 @@ CLOCK = tl.constexpr(6)  # numbers that are kept for each tensor; the last count
 
 
 @triton.jit
+def entry(at):
+    """What a table says; every program waits for it, so it is to stay in the cache from one step to the next."""
+    return tl.load(at, eviction_policy="evict_last")
+
+
+@triton.jit
 def ticked(t, stream, log_beta, log_beta_rest):
     """What the programs of a step t need: 1 - beta^t, its inverse, the two halves of a random key, a dither's phase.
 
@@ -54,8 +60,8 @@ def clock_kernel(table, clock, count, log_beta, log_beta_rest, FIELDS: tl.conste
 def time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE: tl.constexpr):
     """What :func:`ticked` gives for the step that is being made. ALONE: no clock has noted it, nor counted the step."""
     if ALONE:
-        t = tl.load(tl.load(row + 3).to(tl.pointer_type(tl.float32))) + 1
-        correction, inverse, low, high, phase = ticked(t, tl.load(row + 6), log_beta, log_beta_rest)
+        t = tl.load(entry(row + 3).to(tl.pointer_type(tl.float32))) + 1
+        correction, inverse, low, high, phase = ticked(t, entry(row + 6), log_beta, log_beta_rest)
     else:
         notes = clock + CLOCK * tensor
         correction = tl.load(notes).to(tl.float32, bitcast=True)
@@ -75,22 +81,21 @@ def leave(row, clock, tensor, programs):
     arrived = clock + (CLOCK * tensor + CLOCK - 1)
     if tl.atomic_add(arrived, 1, sem="relaxed") == programs - 1:
         tl.store(arrived, 0)
-        at = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+        at = entry(row + 3).to(tl.pointer_type(tl.float32))
         tl.store(at, tl.load(at) + 1)
 
 
 @triton.jit
-def address(entry, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+def address(at, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """A pointer from an entry of a table. ALIGNED promises 16 bytes, so that loads and stores can be that wide."""
-    pointer = tl.load(entry).to(tl.pointer_type(TYPE))
+    pointer = entry(at).to(tl.pointer_type(TYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 
 
 @triton.jit
-def count_bad(entry, bad):
+def count_bad(at, count):
     """Add the number of gradients that could not be used to a tensor's count; nearly always there are none."""
-    count = tl.sum(tl.sum(bad.to(tl.int32), 1), 0)
     if count > 0:
-        tl.atomic_add(tl.load(entry).to(tl.pointer_type(tl.int64)), count.to(tl.int64))
+        tl.atomic_add(entry(at).to(tl.pointer_type(tl.int64)), count.to(tl.int64))
