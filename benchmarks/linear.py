@@ -26,11 +26,10 @@ from torchmadam import LadderFormat, LadderTensor, to_ladder_
 SHAPES = ["4096x4096", "4096x16384", "16384x4096"]
 LADDERS = ["paper8", "paper10", "paper12", "signed8", "signed12"]
 COLD = 2**28  # bytes; the L2 cache of an H200 has 50 million
-# What --sweep tries: kernels/launch_linear.py's PLANS, and REGISTERS.
+# What --sweep tries: kernels/launch_linear.py's PLANS.
 SPACE: dict[str, list[Any]] = {
     "rows": [16, 32],
     "warps": [2, 4, 8, 16],
-    "registers": [128, 80, 64],
 }
 
 
@@ -95,12 +94,11 @@ def sweep(shape: tuple[int, int], batch: int, ladder: str, device: torch.device,
     size = LadderFormat.preset(ladder).stored_bits / 8 * coded.numel()
     x = torch.randn(batch, shape[1], device=device).bfloat16()
     found = []
-    before = launch_linear.PLANS, launch_linear.REGISTERS
+    before = launch_linear.PLANS
     most = next(most for most in launch_linear.PLANS if batch <= most)
     try:
         for plan in itertools.product(*SPACE.values()):
-            launch_linear.PLANS, launch_linear.FITTED = {most: plan[:-1]}, False
-            launch_linear.REGISTERS = dict.fromkeys(range(4), plan[-1])
+            launch_linear.PLANS, launch_linear.FITTED = {most: plan}, False
             try:
                 wrong = check(x, coded)
                 ms = float("inf") if wrong else cold_ms(x, coded, size, device, seconds)
@@ -108,7 +106,7 @@ def sweep(shape: tuple[int, int], batch: int, ladder: str, device: torch.device,
                 wrong, ms = f"{type(error).__name__}: {str(error)[:80]}", float("inf")
             found.append((ms, wrong or "", plan))
     finally:
-        (launch_linear.PLANS, launch_linear.REGISTERS), launch_linear.FITTED = before, True
+        launch_linear.PLANS, launch_linear.FITTED = before, True
     for ms, wrong, plan in sorted(found, key=lambda each: -each[0]):
         told = dict(zip(SPACE, plan, strict=True))
         print(f"{shape[0]}x{shape[1]} batch {batch} {ladder:<9}{1000 * ms:>9.2f} us  {told} {wrong}", flush=True)

@@ -141,15 +141,15 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
 # Instructions a weight in the loop of a linear layer for one row of x: what they were, and a twentieth. An H200 has 8.9
 # turns a weight for the time in which signed8 is 1.6 times as fast as bfloat16. Powers of 2 take eight, but of another
 # unit.
-LINEAR = {"paper8": 7.2, "paper10": 7.9, "paper12": 7.8, "signed8": 5.7, "signed12": 8.1}
+LINEAR = {"paper8": 6.7, "paper10": 7.4, "paper12": 7.2, "signed8": 4.4, "signed12": 7.9}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.bfloat16) for name in LINEAR), ("signed8", torch.float16)])
 def test_a_linear_layer_of_codes_decodes_in_registers_with_few_instructions_a_weight(name, dtype, tmp_path):
     code, tile = linear_code(name, dtype, 1, tmp_path)
-    weights = tile["R"] * 128 // 32  # of a thread and turn
+    weights = 2 * tile["R"] * 128 // 32  # of a thread, in the two turns of the loop
     loop = loop_of(code)
-    assert len(loop) / weights < LINEAR[name] + (dtype == torch.float16)  # which is for more precise weights
+    assert len(loop) / weights < LINEAR[name] + 2 * (dtype == torch.float16)  # which is for more precise weights
     assert sum("HMMA.16816.F32" in line for line in loop) == weights // 8
     powers = {"paper8": weights - weights // 8, "paper10": weights, "paper12": weights}
     assert sum("MUFU.EX2" in line for line in loop) == powers.get(name, 0)

@@ -19,14 +19,12 @@ SHARED = 2**16  # rows of W by warps that share their columns: more would only h
 # By rows of x, up to so many: rows of W of a program, and warps that share their columns. A tile was the fastest of
 # those tried on an H200; so was a launch after the last one's end, and loading one turn ahead, into registers.
 PLANS: dict[int, tuple[int, int]] = {8: (16, 8), 16: (32, 8), 32: (32, 8), 64: (32, 4)}
-# Of one plane of codes and up to 8 rows of x, by kind of arithmetic: as few as spill nothing, and more warps at a time.
-REGISTERS = {0: 80, 3: 64}
 FITTED = True  # to the rows of W; if not, warps are as many as above
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
 HALVES = {torch.bfloat16}  # types of x for which float16, or as much, is precise enough for weights
 SHARE = 8  # of so many powers one is a polynomial
-POLYNOMIAL_ERROR = 4e-6  # of sinh, relative; a bfloat16's is 2e-3
+POLYNOMIAL_ERROR, CUBIC_ERROR = 4e-6, 1e-3  # of sinh, relative; a bfloat16's is 2e-3 on average
 
 
 def takes(x: Tensor, planes: Sequence[Tensor], coding: CodeLayout) -> bool:
@@ -64,10 +62,8 @@ def prepared(
         "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, **numbers, "BIAS": bias is not None, "PLAIN": PLAIN,
         "GROUPS": coding.columns // GROUP, **tile,
     }  # fmt: skip
-    options = {"num_warps": tile["S"]}
-    if tile["B"] == 8 and ladder["W1"] == 0 and numbers["KIND"] in REGISTERS:
-        options["maxnreg"] = REGISTERS[int(numbers["KIND"])]
-    return launch.Launch(linear.linear_kernel, -(-coding.rows // tile["R"]), arguments, options=options)
+    programs = -(-coding.rows // tile["R"])
+    return launch.Launch(linear.linear_kernel, programs, arguments, options={"num_warps": tile["S"]})
 
 
 def plan(batch: int, rows: int, columns: int) -> dict[str, int]:
@@ -112,9 +108,12 @@ def arithmetic(ladder: LadderFormat, lower_bits: int, *, halves: bool, plain: bo
         rest = series[0] / series[2] - half**2
         size = 2.0 ** -ladder.top.bit_length()  # z = k size is below 1
         per = ladder.spacing / size
-        if halves and not plain and ladder.code_bits == 8:
-            middle, p1, p2 = -(1024 + ladder.top) * size, series[1] / series[0] * per**2, series[2] / series[0] * per**4
-            return _numbers(3, 0, _twice(middle), _twice(p1), _twice(p2)), ladder.crossing * series[0] * per
+        # Without its last term, in the same way; over the coefficient of a^2 it is a^2 + c.
+        one, c = series[1] + series[2] * most, (series[0] - series[2] * most**2 / 8) / per**2
+        c /= one
+        if halves and not plain and ladder.code_bits == 8 and series[2] * most**2 / 8 < CUBIC_ERROR and c < 2**12:
+            factor = ladder.crossing * one * per**3 * (c / _float32(c, "<e"))
+            return _numbers(3, 0, _twice(-(1024 + ladder.top) * size), _twice(c)), factor
         # The largest weights are to be near 2^10: float16 ends at 2^16, and is not precise below 2^-14.
         size = 2.0 ** round(math.log2(ladder.spacing / (120 * math.sqrt(most) / 1024) ** 0.2))
         per = ladder.spacing / size
@@ -135,8 +134,8 @@ def _twice(value: float) -> int:
     return bits * 0x10000 | (bits & 0xFFFF)
 
 
-def _float32(value: float) -> float:
-    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+def _float32(value: float, format: str = "<f") -> float:
+    (rounded,) = struct.unpack(format, struct.pack(format, value))
     return float(rounded)
 
 

@@ -102,7 +102,7 @@ def linear_kernel(
     held0, held_high0, held1, held_high1, held_negative = load_weights(
         plane0, plane1, signs, starts, tl.minimum(own, GROUPS - 1), own < GROUPS, W0, W1, SIGNS, EVEN
     )
-    for at in tl.range(0, GROUPS, 4 * S, num_stages=1):
+    for at in tl.range(0, GROUPS, 4 * S, num_stages=1, loop_unroll_factor=2 if B == 8 else 1):
         group = at + own
         mask = group < GROUPS
         low0, high0, low1, high1, negative = held0, held_high0, held1, held_high1, held_negative
