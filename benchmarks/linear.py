@@ -99,6 +99,7 @@ def sweep(shape: tuple[int, int], batch: int, ladder: str, device: torch.device,
     try:
         for plan in itertools.product(*SPACE.values()):
             launch_linear.PLANS, launch_linear.FITTED = {most: plan}, False
+            launch_linear.prepared.cache_clear()
             try:
                 wrong = check(x, coded)
                 ms = float("inf") if wrong else cold_ms(x, coded, size, device, seconds)
@@ -107,6 +108,7 @@ def sweep(shape: tuple[int, int], batch: int, ladder: str, device: torch.device,
             found.append((ms, wrong or "", plan))
     finally:
         launch_linear.PLANS, launch_linear.FITTED = before, True
+        launch_linear.prepared.cache_clear()
     for ms, wrong, plan in sorted(found, key=lambda each: -each[0]):
         told = dict(zip(SPACE, plan, strict=True))
         print(f"{shape[0]}x{shape[1]} batch {batch} {ladder:<9}{1000 * ms:>9.2f} us  {told} {wrong}", flush=True)

@@ -186,10 +186,13 @@ def loop_of(code):
 def linear_code(name, dtype, batch, folder):
     """Of 4,096 columns; and the sizes of what a program works on."""
     from torchmadam.kernels import launch_linear
+    from torchmadam.kernels.launch import Launch
     from torchmadam.ladder.layout import CodeLayout
 
     coding = CodeLayout.contiguous(LadderFormat.preset(name), (4096, 4096))
     planes = [torch.empty(s, dtype=torch.uint8) for s in coding.plane_shapes]
     x, out, limit = torch.zeros(batch, 4096, dtype=dtype), torch.empty(batch, 4096, dtype=dtype), torch.ones(())
-    one = launch_linear.prepared(out, x, planes, limit, coding, None)
+    own = launch_linear.prepared(coding, batch, dtype, False)
+    given = (*launch_linear.tensors(out, x, planes, limit, coding, None), *own.rest)
+    one = Launch(own.kernel, own.programs, dict(zip(own.kernel.arg_names, given, strict=True)), options=own.options)
     return launched(one, folder, special=True), one.arguments

@@ -22,6 +22,14 @@ OTHERS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _anew():
+    """What tests change must reach the launches, and not stay in them."""
+    launch_linear.prepared.cache_clear()
+    yield
+    launch_linear.prepared.cache_clear()
+
+
 def matrix(ladder, shape, device, signs="plane"):
     """A random matrix of codes, in planes that are cut out of poisoned memory; its layout and its weights."""
     coding = CodeLayout.contiguous(ladder, shape, signs)
@@ -86,11 +94,25 @@ def test_every_element_of_the_result_is_written_and_nothing_beside_it(batch, nam
     cut = memory[32 : 32 + batch * 37].view(batch, 37)
     coding, planes, limit, weight = matrix(LadderFormat.preset(name), shape, device)
     x = torch.ones(batch, 64, dtype=torch.float16, device=device)
-    own = launch_linear.prepared(cut, x, planes, limit, coding, None)
-    own.kernel[(own.programs,)](**own.arguments, **own.options)
+    own = launch_linear.prepared(coding, batch, x.dtype, False)
+    own(launch_linear.tensors(cut, x, planes, limit, coding, None))
     torch.testing.assert_close(cut.cpu().double(), weight.sum(1).expand(batch, 37), rtol=2e-3, atol=2e-3)
     assert torch.all(memory[:32].isnan())
     assert torch.all(memory[-32:].isnan())
+
+
+@pytest.mark.parametrize("name", ["paper12", "signed8"])
+def test_a_launch_that_is_made_again_takes_other_tensors_at_other_addresses(name, device):
+    coding, planes, limit, weight = matrix(LadderFormat.preset(name), (40, 64), device)
+    generator = torch.Generator().manual_seed(0)
+    for offset, times in ((0, 1.0), (0, 2.0), (1, 3.0), (1, 0.5)):
+        x = torch.randn(3, 64, generator=generator).to(torch.float16)
+        bias = torch.randn(40 + offset, generator=generator).to(torch.float16)
+        found = launch_linear.forward(
+            x.to(device), planes, limit * times, coding, bias.to(device)[offset:]
+        )  # a bias from the middle of a tensor begins where 16 does not divide the address
+        expected = x.double() @ weight.T * times + bias[offset:].double()
+        torch.testing.assert_close(found.cpu().double(), expected, rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -9,7 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from torchmadam.kernels import launch, linear, resident
+from torchmadam.kernels import launch, linear
+from torchmadam.kernels.direct import Direct
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import SEED, CodeLayout
 
@@ -41,29 +42,37 @@ def takes(x: Tensor, planes: Sequence[Tensor], coding: CodeLayout) -> bool:
 def forward(x: Tensor, planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, bias: Tensor | None) -> Tensor:
     """X W^T + bias, for a contiguous matrix x of which :func:`takes` says so."""
     out = torch.empty(x.shape[0], coding.rows, dtype=x.dtype, device=x.device)
-    own = prepared(out, x, planes, limit, coding, bias)
-    with resident.on(x.device):
-        own.kernel[(own.programs,)](**own.arguments, **own.options)
+    prepared(coding, x.shape[0], x.dtype, bias is not None)(tensors(out, x, planes, limit, coding, bias))
     return out
 
 
-def prepared(
+def tensors(
     out: Tensor, x: Tensor, planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, bias: Tensor | None
-) -> launch.Launch:
-    """The launch that puts it into ``out``."""
+) -> list[Tensor]:
+    """In the kernel's order; what it will not use is something that is there."""
+    return [
+        out,
+        x,
+        out if bias is None else bias,
+        limit,
+        planes[0],
+        planes[len(launch._code_widths(coding)) - 1],
+        planes[-1],
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def prepared(coding: CodeLayout, batch: int, dtype: torch.dtype, biased: bool) -> Direct:
+    """All of a launch but its tensors."""
     ladder = launch._ladder_arguments(coding)
-    signs = ladder["SIGN_MODE"] == 1
-    k_planes = planes[:-1] if signs else planes
-    numbers, factor = arithmetic(coding.format, ladder["W1"], halves=x.dtype in HALVES, plain=PLAIN)
-    tile = plan(x.shape[0], coding.rows, coding.columns)
-    arguments = {
-        "out": out, "x": x, "bias": out if bias is None else bias, "limit": limit, "plane0": k_planes[0],
-        "plane1": k_planes[-1], "signs": planes[-1], "batch": x.shape[0], "rows": coding.rows, "factor": factor,
-        "W0": ladder["W0"], "W1": ladder["W1"], "SIGNS": signs, **numbers, "BIAS": bias is not None, "PLAIN": PLAIN,
+    numbers, factor = arithmetic(coding.format, ladder["W1"], halves=dtype in HALVES, plain=PLAIN)
+    tile = plan(batch, coding.rows, coding.columns)
+    constants = {
+        **ladder, **numbers, "SIGNS": ladder["SIGN_MODE"] == 1, "BIAS": biased, "PLAIN": PLAIN,
         "GROUPS": coding.columns // GROUP, **tile,
     }  # fmt: skip
-    programs = -(-coding.rows // tile["R"])
-    return launch.Launch(linear.linear_kernel, programs, arguments, options={"num_warps": tile["S"]})
+    programs, options = -(-coding.rows // tile["R"]), {"num_warps": tile["S"]}
+    return Direct(linear.linear_kernel, programs, 7, (batch, coding.rows, factor), constants, options)
 
 
 def plan(batch: int, rows: int, columns: int) -> dict[str, int]:
