@@ -107,7 +107,7 @@ def float_step(
     rows = [
         [
             param.data_ptr(), grad.data_ptr(), moment.data_ptr(), step.data_ptr(), bad.data_ptr(), param.numel(),
-            stream, scale.data_ptr(), _float_bits(crossing), exponent.data_ptr(), first,
+            stream, scale.data_ptr(), _float_bits(crossing), exponent.data_ptr(), first, 0,
         ]
         for param, grad, moment, exponent, step, bad, stream, scale, crossing, first in zip(
             params, laid_out, held, exponents or steps, steps, nonfinite, streams, scales, crossings,
@@ -176,7 +176,7 @@ def coded_step(
                 0, laid_out[i].data_ptr(), held[i].data_ptr(), steps[i].data_ptr(), nonfinite[i].data_ptr(),
                 exponents[i].data_ptr() if exponents else 0, streams[i], coding.rows, coding.columns,
                 own[-1].data_ptr() if in_plane else coding.sign_key,
-                *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)), coding.first,
+                *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)), coding.first, 0,
             ]
         )  # fmt: skip
     device, ladder = laid_out[0].device, codings[0].format

@@ -30,10 +30,10 @@ def _cached(key: tuple[Any, ...], device: torch.device, make: Callable[[], tuple
 
 
 def table(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows on the device, and room for the clock's notes on them, or for counts of programs: zeros."""
+    """The rows on the device, and room for a clock's notes on them."""
 
     def make() -> tuple[Tensor, Tensor]:
-        notes = torch.zeros(tables.CLOCK.value * len(rows), dtype=torch.int32, device=device)
+        notes = torch.empty(tables.CLOCK.value * len(rows), dtype=torch.int32, device=device)
         return _sent(torch.tensor(rows, dtype=torch.int64), device), notes
 
     sent, notes = _cached(tuple(tuple(row) for row in rows), device, make)

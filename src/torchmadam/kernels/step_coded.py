@@ -297,4 +297,4 @@ def coded_kernel(
         words0, words1, words2, words3, sign_words = next0, next1, next2, next3, next_signs
         block, turn = block + 1, turn + 1
     if ALONE:
-        leave(at, clock, tensor, entry(blocks + 3 * program + 2))
+        leave(at, entry(blocks + 3 * program + 2), FIELDS)

@@ -147,4 +147,4 @@ def float_kernel(
         count_bad(row + 4, tl.sum(rest_bad, 0))
     count_bad(row + 4, tl.sum(bad, 0))
     if ALONE:
-        leave(row, clock, tensor, entry(blocks + 3 * program + 2))
+        leave(row, entry(blocks + 3 * program + 2), FIELDS)

@@ -9,14 +9,15 @@ import triton.language as tl
 
 from torchmadam.kernels.arithmetic import random_key
 
-# Columns of the tables. A float's bits are stored in the low half of an integer.
-PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS, FIRST, FLOAT_COLUMNS = range(12)
+# Columns of the tables. A float's bits are stored in the low half of an integer. The last column counts the programs of
+# a step without a clock; between steps it is zero.
+PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS, FIRST, _, FLOAT_COLUMNS = range(13)
 # Coded tensors: rows and columns of the matrix of codes, the plane of signs (or the key of a seed), and the planes of
 # k; the exponents of an 8-bit moment in the place of COUNT. PARAM stays empty. FIRST is where in the whole parameter
 # this tensor, which may be a shard, begins.
-ROWS, COLUMNS, SIGNS, PLANES, CODED_FIRST, CODED_COLUMNS = 7, 8, 9, 10, 14, 15
+ROWS, COLUMNS, SIGNS, PLANES, CODED_FIRST, CODED_COLUMNS = 7, 8, 9, 10, 14, 16
 CODED_EXPONENTS = COUNT
-CLOCK = tl.constexpr(6)  # numbers that are kept for each tensor; the last counts the programs of a step without a clock
+CLOCK = tl.constexpr(5)  # numbers that a clock notes for each tensor
 
 
 @triton.jit
@@ -72,13 +73,13 @@ def time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE: tl.constexpr):
 
 
 @triton.jit
-def leave(row, clock, tensor, programs):
+def leave(row, programs, FIELDS: tl.constexpr):
     """The end of a program of a step without a clock: the last one of a tensor's, of so many, counts the step.
 
     All others have by then read the count from before, and used it: within a program, the barrier sees to that.
     """
     tl.debug_barrier()
-    arrived = clock + (CLOCK * tensor + CLOCK - 1)
+    arrived = row + (FIELDS - 1)
     if tl.atomic_add(arrived, 1, sem="relaxed") == programs - 1:
         tl.store(arrived, 0)
         at = entry(row + 3).to(tl.pointer_type(tl.float32))
