@@ -1,6 +1,8 @@
 """What the pages say is what the programs say."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,7 @@ def test_pictures_of_failures_are_drawn_and_warnings_filled_in(tmp_path, monkeyp
     failures.main(page, tmp_path / "pictures", steps=2)
     assert read(tmp_path / "pictures" / "spacing.svg").count("<polyline") == 2
     text = read(page)
-    assert text.startswith("before\n<!-- said: spacing -->\n> `rounded to nearest`: lr=0.003 is below")
+    assert text.startswith("before\n<!-- said: spacing -->\n> `rounded to nearest`: lr=0.003 is at most half")
     assert text.endswith("<!-- end -->\nafter\n")
     assert "old" not in text
 
@@ -71,3 +73,9 @@ def test_pictures_without_training_are_what_the_library_says_now(tmp_path):
     pictures.main(tmp_path)
     for name in ("ladders.svg", "memory.svg"):
         assert read(tmp_path / name) == read(DOCS / name)
+
+
+def test_modules_are_there_by_the_names_the_pages_call_them():
+    command = "import torchmadam; print(torchmadam.theory.__name__, torchmadam.distributed.__name__)"
+    said = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["torchmadam.theory", "torchmadam.distributed"]

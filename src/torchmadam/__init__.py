@@ -1,5 +1,8 @@
 """Train without tuning a learning rate, on weights that may be 8- to 12-bit codes from the first step on."""
 
+import importlib
+from typing import Any
+
 from torchmadam.average import Average, average
 from torchmadam.groups import param_groups, scales_of
 from torchmadam.ladder.checkpoint import load, save
@@ -35,3 +38,10 @@ __all__ = [
     "to_ladder_",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import these when they are first asked for: the first two take a moment, the last one needs Transformers."""
+    if name in ("distributed", "theory", "hf"):
+        return importlib.import_module(f"torchmadam.{name}")
+    raise AttributeError(f"module 'torchmadam' has no attribute {name!r}")

@@ -5,6 +5,7 @@ interface for others' kinds (``register_quantizer``). It needs Transformers, whi
 brings; nothing else in the library does, and float models need nothing from here.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +96,11 @@ def register_(model: PreTrainedModel) -> PreTrainedModel:
     config = LadderConfig()
     quantizer = LadderQuantizer(config, pre_quantized=True)
     model.hf_quantizer = quantizer
-    model.config.quantization_config = config
+    shared, own = model.config, copy.deepcopy(model.config)  # other models, of floats, may have been made with it
+    own.quantization_config = config
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
     model.is_quantized, model.quantization_method = True, METHOD
     plain_state_dict_(model)
     return model

@@ -267,7 +267,8 @@ class Madam(Optimizer):
                     f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's second moment is "
                     f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
                 )
-        fresh = [(name, p) for name, p in ready if p not in self.state]
+        # New ones, and those whose state is from when they were codes, which carry their scale themselves.
+        fresh = [(name, p) for name, p in ready if p not in self.state or not (coded or "scale" in self.state[p])]
         if fresh:
             self._init_state(group, [name for name, _ in fresh], [p for _, p in fresh], coded=coded)
         for _, p in ready:
@@ -296,7 +297,8 @@ class Madam(Optimizer):
                     self._watch.began_as_zeros(name, p, state["scale"])
             if stuck:
                 groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
-        self.state.update(zip(params, states, strict=True))
+        for p, state in zip(params, states, strict=True):
+            self.state[p] = state | self.state.get(p, {})
 
     @staticmethod
     def _check_capture(lr: float | Tensor) -> None:

@@ -168,6 +168,17 @@ def test_a_model_of_another_ladder_is_not_resumed_from(data, tmp_path):
         )
 
 
+def test_a_float_model_made_with_the_same_config_stays_one(tmp_path):
+    coded = small_gpt2(16)
+    dense = type(coded)(coded.config)
+    hf.register_(to_ladder_(coded, 12))
+    assert coded.config is coded.transformer.config is not dense.config
+    dense.save_pretrained(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    again = type(dense).from_pretrained(tmp_path)
+    assert torch.equal(again.lm_head.weight, dense.lm_head.weight)
+
+
 def test_a_float_model_need_not_be_registered():
     with pytest.raises(ValueError, match="no weight of this model is coded"):
         hf.register_(gpt2(None))

@@ -400,3 +400,70 @@ def test_writing_codes_with_safetensors_alone_says_what_to_do(tmp_path):
     model = to_ladder_(net())
     with pytest.raises(TypeError, match="plain_state_dict_"):
         safetensors.torch.save_file(model.state_dict(), tmp_path / "x")
+
+
+def test_a_conversion_that_would_change_nothing_says_so():
+    model = to_ladder_(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), 12)
+    with pytest.raises(ValueError, match=r"nothing is left to convert to 8-bit.*codes already \(12-bit.*to_dense_"):
+        to_ladder_(model, 8)
+    before = model[0].weight.codes().clone()
+    to_ladder_(model, 12)
+    to_ladder_(model, 8, filter=lambda name, p: False)
+    assert torch.equal(model[0].weight.codes(), before)
+    model.append(nn.Linear(2, 2))  # what was added later is converted, and the rest stays as it is
+    to_ladder_(model, "signed8")
+    assert [str(m.weight.coding.format)[:6] for m in model] == ["12-bit", "12-bit", "signed"]
+
+
+@pytest.mark.parametrize("ladder", ["paper12", "signed12"])
+def test_frozen_weights_are_kept_whatever_the_ladder(ladder):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
+    model[0].requires_grad_(False)
+    kept, drawn = (m.weight.detach().clone() for m in model)
+    to_ladder_(model, ladder, sign_seed=3 if ladder == "paper12" else None)
+    assert (model[0].weight.decode() - kept).norm() < 0.01 * kept.norm()
+    if ladder == "paper12":
+        assert (model[1].weight.decode() - drawn).norm() > 0.3 * drawn.norm()
+
+
+def test_weights_too_small_for_the_ladder_are_warned_of_and_ordinary_ones_are_not():
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64) for _ in range(3)]
+    with torch.no_grad():
+        layers[1].weight.normal_()[0, 0] = 60.0
+        layers[2].weight[torch.rand(64, 64) < 0.5] = 0.0
+    to_ladder_(copy.deepcopy(layers[0]), 12, init="nearest")
+    for layer in layers[1:]:
+        with pytest.warns(UserWarning, match=r"% of parameter 'weight' is zero or less than half.*signed ladder"):
+            to_ladder_(copy.deepcopy(layer), 12, init="nearest")
+        to_ladder_(layer, "signed12", init="nearest")
+
+
+def test_codes_are_refused_to_dlpack():
+    layer = to_ladder_(nn.Linear(4, 3), 12)
+    with pytest.raises(TypeError, match=r"codes, which DLPack cannot describe; use .decode\(\)"):
+        torch.from_dlpack(layer.weight.detach())
+    assert torch.equal(torch.from_dlpack(layer.weight.decode().detach()), layer.weight.decode())
+
+
+def test_a_state_from_codes_goes_on_with_floats_and_back():
+    torch.manual_seed(0)
+    coded = to_ladder_(nn.Linear(4, 3), 12)
+    dense = to_dense_(copy.deepcopy(coded))
+    optimizers = [Madam(model.parameters()) for model in (coded, dense)]
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+
+    step(coded, optimizers[0])
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    step(dense, optimizers[1])
+    state = optimizers[1].state[dense.weight]
+    assert float(state["step"]) == 2
+    assert 0 < float(state["scale"]) < math.inf
+    optimizers[0].load_state_dict(optimizers[1].state_dict())
+    step(coded, optimizers[0])
+    assert float(optimizers[0].state[coded.weight]["step"]) == 3

@@ -191,7 +191,7 @@ def test_an_lr_below_the_spacing_warns_once_under_nearest_only():
     model = torchmadam.to_ladder_(network(), 12)
     optimizer = Madam(model.parameters(), lr=0.0005)
     put_gradients(model, 0)
-    with pytest.warns(UserWarning, match=r"lr=0.0005 is below the ladder's spacing 0.001.*stochastic") as caught:
+    with pytest.warns(UserWarning, match=r"lr=0.0005 is at most half the ladder's spacing 0.001.*stochastic") as caught:
         optimizer.step()
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

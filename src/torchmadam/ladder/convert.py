@@ -11,7 +11,7 @@ from torchmadam import groups, noise, shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
-from torchmadam.messages import describe, require_module
+from torchmadam.messages import describe, require_module, warn
 
 _DEFAULT_BOUND = 3.0
 # What a coded tensor may decode to.
@@ -41,8 +41,9 @@ def to_ladder_(
         bits: 12, 10 or 8 for the paper's ladders, a name such as "signed8", or a :class:`LadderFormat`.
         init: which codes to start from.
             None is for training from scratch. On the paper's ladder it draws rungs uniformly, as the paper does, and
-            keeps the signs the weights have; tensors whose elements are all equal (gains, zero biases) take the nearest
-            rung instead. On a signed ladder it takes the nearest rung everywhere.
+            keeps the signs the weights have, but not their sizes: a trained model is lost. Tensors whose elements are
+            all equal (gains, zero biases) take the nearest rung instead, and so do frozen ones (``requires_grad``
+            False), as under "nearest". On a signed ladder it takes the nearest rung everywhere.
             "uniform" draws rungs uniformly without exception, the paper to the letter.
             "nearest" goes on from trained weights: the nearest rung, on a ladder that reaches to the largest of them.
         bound: the ladder's limit sigma* is this many times a tensor's scale; 3 unless given. Under "nearest" the limit
@@ -86,12 +87,16 @@ def to_ladder_(
         if param.is_complex():
             raise ValueError(f"{describe(name)} is complex, and ladders hold real weights; leave it out with filter=")
         limit = sigma * (_DEFAULT_BOUND if bound is None else bound)
-        if init == "nearest" and bound is None and scale is None and param.numel() and bool((param != 0).any()):
+        kept = init == "nearest" or (init is None and not param.requires_grad)
+        if kept and bound is None and scale is None and param.numel() and bool((param != 0).any()):
             limit = float(param.abs().max())
         if limit > 0 and not 1e-30 < limit < 1e30:
             raise ValueError(f"{describe(name)} would have a limit of {limit:g}, which float32 cannot hold; rescale it")
-        drawn = init == "uniform" or (init is None and not ladder.is_signed and not _is_constant(param))
-        tensor = _encoded(param.detach(), ladder, limit, index, seed, sign_seed, dtype or param.dtype, drawn)
+        drawn = not kept and (init == "uniform" or not (ladder.is_signed or _is_constant(param)))
+        if kept:
+            _look_at_small(param.detach(), ladder, limit, name)
+        own_seed = None if kept else sign_seed
+        tensor = _encoded(param.detach(), ladder, limit, index, seed, own_seed, dtype or param.dtype, drawn)
         coded[param] = nn.Parameter(tensor, requires_grad=param.requires_grad)
         coded[param].label = name  # type: ignore[attr-defined]
     replace_tensors(model, coded)
@@ -139,6 +144,16 @@ def _chosen(
         and id(p) not in padded
         and (filter is None or filter(name, p))
     }
+    coded = {
+        str(here.coding.format)
+        for name, p in model.named_parameters()
+        if isinstance(here := shards.local(p), LadderTensor) and (filter is None or filter(name, p))
+    }
+    if not chosen and coded - {str(ladder)}:
+        raise ValueError(
+            f"nothing is left to convert to {ladder}: the weights are codes already ({', '.join(sorted(coded))}); go "
+            f"back to floats with torchmadam.to_dense_(model) first"
+        )
     for p, name in chosen.items():
         if shards.is_sharded(p) or p.is_meta:
             raise ValueError(
@@ -173,6 +188,18 @@ def _encoded(
         negative = torch.where(weights == 0, _coin(weights, key), weights < 0)
         codes = codes | (negative.to(torch.int32) << ladder.code_bits)
     return LadderTensor(coding.pack(coding.matrix(codes)), top, coding, dtype=dtype)
+
+
+def _look_at_small(weights: Tensor, ladder: LadderFormat, limit: float, name: str) -> None:
+    """Warn if many weights are smaller than the smallest that the paper's ladder has, which they are to become."""
+    least = 0.0 if ladder.is_signed else limit * math.exp(-ladder.top * ladder.spacing)
+    share = float((weights.abs() < least / 2).double().mean()) if weights.numel() >= 16 and weights.any() else 0.0
+    if share > 0.2:
+        warn(
+            f"{100 * share:.0f} % of {describe(name)} is zero or less than half of {least:.2g}, the smallest weight "
+            f"of a ladder that has no zero and reaches to {limit:.2g}: those weights will grow; use a signed ladder "
+            f'("signed8", "signed12"), or bound= to cut off the largest weights'
+        )
 
 
 def _order(weights: Tensor) -> tuple[int, ...]:

@@ -205,6 +205,10 @@ class LadderTensor(Rows, Tensor):
             return matrix.view(size)
         return matrix.as_strided(size, stride, offset - first * self.coding.columns)
 
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        """Refuse: what others would find in the memory is not numbers."""
+        raise TypeError("a LadderTensor's weights are codes, which DLPack cannot describe; use .decode() first")
+
     # ---- the three behaviours
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -250,8 +254,9 @@ def refusal(operation: str) -> TypeError:
     """The error for an operation that would write floats into codes."""
     return TypeError(
         f"{operation} would write floats into a LadderTensor, whose weights are codes; train it with torchmadam.Madam, "
-        f"or turn it back into floats with torchmadam.to_dense_(model). If DistributedDataParallel asked for this, "
-        f"make it with torchmadam.distributed.data_parallel(model), or with init_sync=False"
+        f"or turn it back into floats with torchmadam.to_dense_(model). Instead of load_state_dict with floats: load "
+        f"first, then to_ladder_(model, ..., init='nearest'). Of swa_utils and other averages: torchmadam.average. Of "
+        f"DistributedDataParallel: torchmadam.distributed.data_parallel(model), or init_sync=False"
     )
 
 

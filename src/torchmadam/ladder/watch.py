@@ -12,7 +12,7 @@ from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 
 # Looking at all codes reads them once more and synchronises with the device, so it is done rarely.
-_EARLY, _EVERY = (10, 100), 1000
+_EARLY, _EVERY = (10, 100, 300), 1000
 _FULL = 0.2
 _FEWEST = 16  # weights of a tensor whose share at the end means something
 
@@ -29,8 +29,8 @@ class Watch:
 
     def began_as_zeros(self, name: str | None, param: Tensor, scale: Tensor) -> None:
         """Keep an eye on this float parameter. Biases are left out: zero_scale is made for them."""
-        is_bias = param.dim() < 2 if name is None else "bias" in name.rpartition(".")[2]
-        if not is_bias and param.numel() >= _FEWEST:
+        is_bias = param.dim() == 1 if name is None else "bias" in name.rpartition(".")[2]
+        if not is_bias and (param.numel() >= _FEWEST or param.dim() == 0):
             self.zeros.append((name, param, scale))
 
     def look(self, group: dict[str, Any]) -> None:
@@ -56,8 +56,8 @@ class Watch:
         if rounding == "nearest" and 0 < lr <= 0.5 * ladder.spacing and ladder not in self._said:
             self._said.add(ladder)
             warn(
-                f"lr={lr:g} is below the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes most "
-                f'weights; use rounding="stochastic" or a finer ladder',
+                f"lr={lr:g} is at most half the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes "
+                f'most weights; use rounding="stochastic" or a finer ladder',
             )
 
     def _look_at_codes(self, group: dict[str, Any]) -> None:
