@@ -103,6 +103,25 @@ def test_the_first_step_synchronises_once_and_later_ones_never():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_weights_at_their_bound_are_warned_of_without_waiting_for_the_gpu():
+    p = nn.Parameter(torch.randn(50, device="cuda"))
+    optimizer = Madam([p], lr=1.0)
+    p.grad = -torch.ones_like(p)
+    optimizer.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(12):
+                optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        optimizer.step()
+    assert any("is at its bound, 3 x the RMS" in str(w.message) for w in caught)
+
+
 def test_a_state_saved_on_the_cpu_continues_on_the_gpu():
     there = fresh()
     here = [nn.Parameter(p.detach().cpu()) for p in there]

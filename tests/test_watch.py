@@ -1,4 +1,4 @@
-"""Warnings about float tensors that began as zeros and are held back by their bound."""
+"""Warnings about float tensors that are held back by their bound, those that began as zeros among them."""
 
 import warnings
 
@@ -43,7 +43,42 @@ def test_a_matrix_that_began_as_zeros_and_reached_its_bound_is_named_once():
     ids=["no bound", "tiny", "not zeros"],
 )
 def test_there_is_no_warning_where_nothing_is_held_back_from_zero(model, madam):
-    assert trained(model, **madam) == []
+    assert [said for said in trained(model, **madam) if "began as zeros" in said] == []
+
+
+def test_other_floats_that_reached_their_bound_are_named_with_what_to_do():
+    said = trained(nn.Linear(8, 64))
+    assert [message.split(" is at")[0].split(" % of ")[1] for message in said] == [
+        "weight",
+        "bias",
+    ]  # about half of each
+    assert all("3 x the RMS" in message and "larger bound=, or None" in message for message in said)
+
+
+def test_a_network_that_learns_within_its_bound_is_not_warned_of():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = Madam(model.parameters())
+    x = torch.randn(256, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(301):
+            optimizer.zero_grad()
+            (model(x) - torch.sin(x.sum(1, keepdim=True))).square().mean().backward()
+            optimizer.step()
+
+
+def test_a_gain_of_one_number_that_began_as_zero_is_watched_without_a_name():
+    p = nn.Parameter(torch.zeros(()))
+    optimizer = Madam([p], lr=0.1)
+
+    def train():
+        for _ in range(101):
+            p.grad = -torch.ones_like(p)
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match="began as zeros"):
+        train()
 
 
 def test_without_names_matrices_are_described_by_their_shape():

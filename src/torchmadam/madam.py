@@ -133,8 +133,7 @@ class Madam(Optimizer):
             return
         self._check_capture(group["lr"])
         coded = _has_codes(group["params"])
-        if coded or self._watch.zeros:
-            self._watch.look(group)
+        self._watch.look(group, self.state, coded=coded)
         situation = situation_of(group, self.state) if is_launched(group) else None
         if situation is None or not self._repeats.again(situation, group["lr"]):
             launches = self._step_group(group)
@@ -288,13 +287,13 @@ class Madam(Optimizer):
         ]
         if not coded:  # a coded parameter carries its own scale
             scales, crossings, stuck = groups.starting_point(group, names, params)
-            for name, p, state, scale, crossing in zip(names, params, states, scales, crossings, strict=True):
+            for p, state, scale, crossing in zip(params, states, scales, crossings, strict=True):
                 wide = torch.promote_types(groups.as_real(p).dtype, torch.float32)
                 state["scale"] = torch.full((), scale, dtype=wide, device=p.device)
                 if crossing is not None:
                     state["crossing"] = crossing
                 if crossing:
-                    self._watch.began_as_zeros(name, p, state["scale"])
+                    self._watch.began_as_zeros(p)
             if stuck:
                 groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
         for p, state in zip(params, states, strict=True):

@@ -1,55 +1,61 @@
-"""Warnings about training that is about to go wrong, each given once: of codes, and of floats that began as zeros."""
+"""Warnings about training that is about to go wrong, each given once: of codes, and of floats held by their bound."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchmadam import shards
+from torchmadam import groups, shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 
-# Looking at all codes reads them once more and synchronises with the device, so it is done rarely.
+# Looking at all weights reads them once more, and at codes synchronises with the device, so it is done rarely.
 _EARLY, _EVERY = (10, 100, 300), 1000
 _FULL = 0.2
+_FULL_OF_FLOATS = 0.3  # a last layer that learns well may have a quarter of its weights there
 _FEWEST = 16  # weights of a tensor whose share at the end means something
+
+# A parameter's name, itself, what to multiply by the group's bound, and whether it began as zeros.
+_Float = tuple[str | None, Tensor, Tensor, bool]
 
 
 class Watch:
-    """Looks at the coded parameters of an optimiser as it steps, and at its float matrices that began as zeros."""
+    """Looks at the parameters of an optimiser as it steps."""
 
     def __init__(self) -> None:
         self._ticks: Counter[int] = Counter()
         self._lr: dict[int, tuple[float, str | None]] = {}
         self._said: set[object] = set()
-        # Float parameters that began as zeros, with their names and scales.
-        self.zeros: list[tuple[str | None, Tensor, Tensor]] = []
+        self._zeros: set[int] = set()  # ids of float parameters that began as zeros
+        # Shares of floats at their bounds, on their way from a GPU: nobody waits for them.
+        self._coming: list[tuple[Any, Tensor, list[_Float], float]] = []
 
-    def began_as_zeros(self, name: str | None, param: Tensor, scale: Tensor) -> None:
-        """Keep an eye on this float parameter. Biases are left out: zero_scale is made for them."""
-        is_bias = param.dim() == 1 if name is None else "bias" in name.rpartition(".")[2]
-        if not is_bias and (param.numel() >= _FEWEST or param.dim() == 0):
-            self.zeros.append((name, param, scale))
+    def began_as_zeros(self, param: Tensor) -> None:
+        """Remember that this float parameter did."""
+        self._zeros.add(id(param))
 
-    def look(self, group: dict[str, Any]) -> None:
-        """Look before a step of a param group."""
+    def look(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]], *, coded: bool) -> None:
+        """Look before a step of a param group. ``coded``: some of its parameters are."""
         if not group["params"]:
             return
         place, lr = id(group["params"][0]), group["lr"]
-        if not isinstance(lr, Tensor) or lr.device.type == "cpu":
+        if coded and (not isinstance(lr, Tensor) or lr.device.type == "cpu"):
             now = float(lr), group["rounding"]
             if self._lr.get(place) != now:
                 self._lr[place] = now
-                coded = [here for p in group["params"] if isinstance(here := shards.local(p), LadderTensor)]
-                for ladder in {here.coding.format for here in coded}:
+                own = [here for p in group["params"] if isinstance(here := shards.local(p), LadderTensor)]
+                for ladder in {here.coding.format for here in own}:
                     self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding)
+        if self._coming:
+            self._take_what_has_come()
         self._ticks[place] += 1
         due = self._ticks[place] in _EARLY or self._ticks[place] % _EVERY == 0
         if due and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self._look_at_codes(group)
-            self._look_at_zeros(group)
+            self._look_at_floats(group, state)
 
     def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str) -> None:
         # At half the spacing only gradients above their usual size still move a weight.
@@ -70,8 +76,6 @@ class Watch:
             and id(here) not in self._said
             and here.numel() >= _FEWEST
         ]
-        if not fresh:
-            return
         shares = [_share_at_the_end(p) for _, p in fresh]
         for (name, p), share in zip(fresh, [float(share) for share in shares], strict=True):
             if share > _FULL:
@@ -82,23 +86,67 @@ class Watch:
                     f"to grow past the bound; convert with a larger bound= (or zero_scale=, if it began as zeros)",
                 )
 
-    def _look_at_zeros(self, group: dict[str, Any]) -> None:
-        own = {id(p) for p in group["params"]}
-        fresh = [(name, p, scale) for name, p, scale in self.zeros if id(p) in own and id(p) not in self._said]
-        if not fresh or group["bound"] is None:
-            return
-        shares = [
-            (shards.local(p).detach().abs() >= (1 - 1e-4) * group["bound"] * scale).float().mean()
-            for _, p, scale in fresh
+    def _look_at_floats(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> None:
+        names = group.get("param_names") or [None] * len(group["params"])
+        fresh: list[_Float] = [
+            (name, p, state[p]["scale"], id(p) in self._zeros)
+            for name, p in zip(names, group["params"], strict=True)
+            if id(p) not in self._said and "scale" in state.get(p, {}) and _matters(name, p, id(p) in self._zeros)
         ]
-        for (name, p, scale), share in zip(fresh, [float(share) for share in shares], strict=True):
-            if share > _FULL:
-                self._said.add(id(p))
+        bound = group["bound"]
+        if bound is None:
+            return
+        for device in {p.device for _, p, _, _ in fresh}:
+            own = [each for each in fresh if each[1].device == device]
+            shares = torch.stack([_share_at_the_bound(p, bound * scale) for _, p, scale, _ in own])
+            if device.type != "cuda":
+                self._warn_of_floats(shares, own, bound)
+                continue
+            here = torch.empty(len(own), pin_memory=True)
+            here.copy_(shares, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(device))
+            self._coming.append((arrived, here, own, bound))
+
+    def _take_what_has_come(self) -> None:
+        coming, self._coming = self._coming, []
+        for each in coming:
+            arrived, shares, own, bound = each
+            if arrived.query():
+                self._warn_of_floats(shares, own, bound)
+            else:
+                self._coming.append(each)
+
+    def _warn_of_floats(self, shares: Tensor, own: list[_Float], bound: float) -> None:
+        for (name, p, scale, zeros), share in zip(own, shares.tolist(), strict=True):
+            if share <= (_FULL if zeros else _FULL_OF_FLOATS):
+                continue
+            self._said.add(id(p))
+            where = (
+                f"{100 * share:.0f} % of {name or f'a tensor of shape {tuple(p.shape)}'} is at its bound, {bound:g} x "
+            )
+            if zeros:
                 warn(
-                    f"{100 * share:.0f} % of {name or f'a tensor of shape {tuple(p.shape)}'} is at its bound, "
-                    f"{group['bound']:g} x {float(scale):g}: it began as zeros, whose scale is zero_scale, and "
-                    f"wants to grow; use a larger zero_scale= for it, such as 0.1 or 0.3, or initialise it off zero",
+                    f"{where}{float(scale):g}: it began as zeros, whose scale is zero_scale, and wants to grow; use a "
+                    f"larger zero_scale= for it, such as 0.1 or 0.3, or initialise it off zero",
                 )
+            else:
+                warn(
+                    f"{where}the RMS {float(scale):.2g} that it began with: it wants to grow; use a larger bound=, or "
+                    f"None, or scale= for it (or rescale what the network is to predict)",
+                )
+
+
+def _matters(name: str | None, p: Tensor, zeros: bool) -> bool:
+    """Whether a share of this float tensor says something. Biases that began as zeros: zero_scale is made for them."""
+    if not zeros:
+        return p.numel() >= _FEWEST
+    is_bias = p.dim() == 1 if name is None else "bias" in name.rpartition(".")[2]
+    return not is_bias and (p.numel() >= _FEWEST or p.dim() == 0)
+
+
+def _share_at_the_bound(p: Tensor, limit: Tensor) -> Tensor:
+    return (groups.as_real(shards.local(p).detach()).abs() >= (1 - 1e-4) * limit).float().mean()
 
 
 def _share_at_the_end(p: LadderTensor) -> Tensor:
