@@ -29,6 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # of `madam list | head`; what is left to flush goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("torchmadam", "madam_lab"):
+            raise
+        print(
+            f"madam: this needs {error.name}; pip install 'torchmadam[lab]' brings what the experiments need",
+            file=sys.stderr,
+        )
+        return 1
     except (DataError, KeyError, ValueError, OSError, LadderFileError) as error:
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"madam: {message}", file=sys.stderr)

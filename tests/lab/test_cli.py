@@ -1,6 +1,8 @@
 """The command `madam`."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -139,3 +141,10 @@ def test_data_that_is_whole_is_left_alone_and_damaged_data_is_fetched_anew(tiny,
     assert main(arguments) == 0
     assert fetched == ["cifar10"]
     assert "data_batch_3 cannot be read" in capsys.readouterr().out
+
+
+def test_without_the_labs_packages_the_command_says_what_to_install():
+    command = "import sys; sys.modules['numpy'] = None; from madam_lab.cli import main; sys.exit(main(['demo']))"
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", command], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("madam: this needs numpy; pip install 'torchmadam[lab]'")
