@@ -191,8 +191,10 @@ class LadderFormat:
         """
         if self.is_signed:
             k = codes - self.top
-            # w <- w exp(-lr decay) moves x = asinh(w / beta_w) by -lr decay tanh x.
-            move = u * -rate - torch.tanh(k * self.spacing) * decay
+            move = u * -rate
+            if isinstance(decay, Tensor) or decay:
+                # w <- w exp(-lr decay) moves x = asinh(w / beta_w) by -lr decay tanh x.
+                move = move - torch.tanh(k * self.spacing) * decay
             return (k + rounded(move, bits)).clamp(-self.top, self.top).to(torch.int32) + self.top
         k, sign = self.split(codes)
         moved = (k + rounded(u * sign * rate + decay, bits)).clamp(0, self.top).to(torch.int32)

@@ -117,7 +117,7 @@ class CodeLayout:
         else:
             k = packing.unpack(planes, self.widths, self.columns)
             sign = self.generated_signs(first_row, k.shape[0], k.device)
-        return k | (sign << self.format.code_bits)
+        return k.bitwise_or_(sign.bitwise_left_shift_(self.format.code_bits))
 
     def generated_signs(self, first_row: int, rows: int, device: torch.device) -> Tensor:
         """Sign bits of some rows from the seed, by logical position, so that they do not depend on the memory order."""
