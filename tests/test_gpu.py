@@ -119,7 +119,24 @@ def test_weights_at_their_bound_are_warned_of_without_waiting_for_the_gpu():
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
         optimizer.step()
-    assert any("is at its bound, 3 x the RMS" in str(w.message) for w in caught)
+    assert any("is at its bound, 3 x its scale" in str(w.message) for w in caught)
+
+
+def test_a_step_can_be_captured_while_a_look_at_the_weights_is_on_its_way():
+    p = nn.Parameter(torch.randn(50, device="cuda"))
+    optimizer = Madam([p], lr=torch.tensor(0.01, device="cuda"))
+    p.grad = torch.ones_like(p)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.device("cuda"):  # and whatever the default device is
+        for _ in range(10):
+            optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        optimizer.step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert float(optimizer.state[p]["step"]) == 11
 
 
 def test_a_state_saved_on_the_cpu_continues_on_the_gpu():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from torchmadam import Madam
+from torchmadam.ladder import watch
 
 
 def trained(model, steps=120, **madam):
@@ -52,7 +53,7 @@ def test_other_floats_that_reached_their_bound_are_named_with_what_to_do():
         "weight",
         "bias",
     ]  # about half of each
-    assert all("3 x the RMS" in message and "larger bound=, or None" in message for message in said)
+    assert all("3 x its scale" in message and "larger bound=, or None" in message for message in said)
 
 
 def test_a_network_that_learns_within_its_bound_is_not_warned_of():
@@ -101,3 +102,37 @@ def test_a_group_without_parameters_is_no_trouble():
         p.grad = torch.ones_like(p)
         optimizer.step()
     assert (p < 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_of_short_types_at_their_bound_are_seen(dtype):
+    for seed in range(10):
+        torch.manual_seed(seed)
+        p = nn.Parameter(torch.rand(64).to(dtype))
+        optimizer = Madam([p], lr=1.0)
+        for _ in range(20):
+            p.grad = -torch.ones_like(p)
+            optimizer.step()
+        assert float(watch._share_at_the_bound(p, 3 * optimizer.state[p]["scale"])) == 1.0
+
+
+def test_what_began_as_zeros_is_known_after_a_resume():
+    model = zeroed()
+    first = Madam(model.named_parameters(), lr=0.1)
+    for p in model.parameters():
+        p.grad = -torch.ones_like(p)
+    first.step()
+    second = Madam(model.named_parameters(), lr=0.1)
+    second.load_state_dict(first.state_dict())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(120):
+            second.step()
+    (message,) = [str(w.message) for w in caught]  # and none of the bias
+    assert "of weight" in message
+    assert "began as zeros" in message
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_bounds_that_weights_begin_at_say_nothing(bound):
+    assert trained(nn.Linear(8, 64), bound=bound) == []

@@ -1,7 +1,7 @@
 """Train without tuning a learning rate, on weights that may be 8- to 12-bit codes from the first step on."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmadam.average import Average, average
 from torchmadam.groups import param_groups, scales_of
@@ -40,8 +40,21 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """Import these when they are first asked for: the first two take a moment, the last one needs Transformers."""
-    if name in ("distributed", "theory", "hf"):
-        return importlib.import_module(f"torchmadam.{name}")
-    raise AttributeError(f"module 'torchmadam' has no attribute {name!r}")
+# Imported when they are first asked for: two of them take a moment, and hf needs Transformers.
+_LATER = ("distributed", "hf", "theory")
+if TYPE_CHECKING:
+    from torchmadam import distributed as distributed
+    from torchmadam import hf as hf
+    from torchmadam import theory as theory
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module 'torchmadam' has no attribute {name!r}")
+        try:
+            return importlib.import_module(f"torchmadam.{name}")
+        except ModuleNotFoundError as error:
+            raise AttributeError(f"torchmadam.{name} needs {error.name}, which is not installed") from error
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

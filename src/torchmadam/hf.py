@@ -96,7 +96,7 @@ def register_(model: PreTrainedModel) -> PreTrainedModel:
     config = LadderConfig()
     quantizer = LadderQuantizer(config, pre_quantized=True)
     model.hf_quantizer = quantizer
-    shared, own = model.config, copy.deepcopy(model.config)  # other models, of floats, may have been made with it
+    shared, own = model.config, copy.copy(model.config)  # other models, of floats, may have been made with it
     own.quantization_config = config
     for module in model.modules():
         if getattr(module, "config", None) is shared:

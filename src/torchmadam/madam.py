@@ -272,6 +272,9 @@ class Madam(Optimizer):
             self._init_state(group, [name for name, _ in fresh], [p for _, p in fresh], coded=coded)
         for _, p in ready:
             state = self.state[p]
+            if coded:  # what it had as a float
+                state.pop("scale", None)
+                state.pop("crossing", None)
             held.prepare(state, p, group["second_moment"], noise.stream(group["seed"], state["index"]))
         return ready
 
@@ -292,8 +295,6 @@ class Madam(Optimizer):
                 state["scale"] = torch.full((), scale, dtype=wide, device=p.device)
                 if crossing is not None:
                     state["crossing"] = crossing
-                if crossing:
-                    self._watch.began_as_zeros(p)
             if stuck:
                 groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
         for p, state in zip(params, states, strict=True):

@@ -108,8 +108,8 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     try:
         places = tuple(map(Tensor.data_ptr, chain(grads, moments, others, planes, floats)))
         strides = tuple(map(Tensor.stride, chain(grads, floats)))
-    except RuntimeError:
-        return None  # a sparse gradient has neither
+    except (RuntimeError, KeyError):
+        return None  # a sparse gradient has neither; and a state from codes no scale yet
     key = (
         lr.data_ptr() if isinstance(lr, Tensor) and lr.is_cuda else None,
         _ARGUMENTS(group),

@@ -121,6 +121,20 @@ def test_float_steps_agree_with_the_reference(dtype, changes, device):
                 torch.testing.assert_close(v.cpu().float(), w.float(), rtol=step, atol=step)
 
 
+def test_steps_on_the_same_tensors_are_each_counted_once(device):
+    """A table that is used again must be as it was: the programs of a step without a clock count themselves in it."""
+    shapes, rule = [(700,), (3, 5)], {**RULE, "bound": 3.0, "rounding": None}
+    params, grads = ([draw(s, seed).to(device) for s in shapes] for seed in (0, 1))
+    moments, steps = [torch.zeros(s, device=device) for s in shapes], [torch.zeros((), device=device) for _ in shapes]
+    scales = [torch.ones((), device=device) for _ in shapes]
+    bad = [torch.zeros((), dtype=torch.int64, device=device) for _ in shapes]
+    for t in (1, 2, 3):
+        launch.float_step(
+            params, grads, moments, [], steps, scales, bad, streams=STREAMS[:2], crossings=[0.0, 1.0], **rule
+        )
+        assert [float(step) for step in steps] == [t, t]
+
+
 def test_float_steps_take_any_dense_memory_order(device):
     shape, rule = (4, 6, 5, 3), {**RULE, "bound": 3.0, "rounding": None}
     w, g = draw(shape, 0), draw(shape, 1)

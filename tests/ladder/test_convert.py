@@ -13,6 +13,7 @@ import torchmadam
 from digits_training import train
 from madam_lab.tasks import digits
 from torchmadam import LadderFormat, LadderTensor, Madam, summary, to_dense_, to_ladder_
+from torchmadam.repeat import situation_of
 
 
 def net():
@@ -410,9 +411,13 @@ def test_a_conversion_that_would_change_nothing_says_so():
     to_ladder_(model, 12)
     to_ladder_(model, 8, filter=lambda name, p: False)
     assert torch.equal(model[0].weight.codes(), before)
+    other = LadderFormat.paper(12, 0.00100001)  # of the same name
+    with pytest.raises(ValueError, match="nothing is left"):
+        to_ladder_(model, other)
     model.append(nn.Linear(2, 2))  # what was added later is converted, and the rest stays as it is
     to_ladder_(model, "signed8")
     assert [str(m.weight.coding.format)[:6] for m in model] == ["12-bit", "12-bit", "signed"]
+    to_ladder_(model, 12)  # as some are, and all that can be
 
 
 @pytest.mark.parametrize("ladder", ["paper12", "signed12"])
@@ -460,6 +465,8 @@ def test_a_state_from_codes_goes_on_with_floats_and_back():
 
     step(coded, optimizers[0])
     optimizers[1].load_state_dict(optimizers[0].state_dict())
+    dense.weight.grad = torch.ones(3, 4)
+    assert situation_of(optimizers[1].param_groups[0], optimizers[1].state) is None  # which a GPU asks for first
     step(dense, optimizers[1])
     state = optimizers[1].state[dense.weight]
     assert float(state["step"]) == 2
@@ -467,3 +474,4 @@ def test_a_state_from_codes_goes_on_with_floats_and_back():
     optimizers[0].load_state_dict(optimizers[1].state_dict())
     step(coded, optimizers[0])
     assert float(optimizers[0].state[coded.weight]["step"]) == 3
+    assert "scale" not in optimizers[0].state[coded.weight]

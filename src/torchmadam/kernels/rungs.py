@@ -89,8 +89,8 @@ def rungs(
 
 
 @triton.jit
-def sinh_of_bytes(words, zero, c, S: tl.constexpr, ROWS: tl.constexpr):
-    """KIND 3: z (z^2 + c) with z = k / 128 - zero, in float16, two weights an instruction; as bfloat16.
+def sinh_of_bytes(words, zero, added, S: tl.constexpr, ROWS: tl.constexpr):
+    """KIND 3: z (z^2 + added) with z = k / 128 - zero, in float16, two weights an instruction; as bfloat16.
 
     A byte below 0x64 is 1024 + k, and zero is larger by 8 for it. Constants are twice in a word. Float16's errors and
     the cubic's, 6e-4, are lost in those of rounding to bfloat16, 1.7e-3 before and after.
@@ -104,7 +104,7 @@ def sinh_of_bytes(words, zero, c, S: tl.constexpr, ROWS: tl.constexpr):
         "mov.b32 {l, h}, u; cvt.f32.f16 f, l; cvt.f32.f16 g, h; cvt.rn.bf16x2.f32 u, g, f; "
         "mov.b32 {m, n}, v; cvt.f32.f16 i, m; cvt.f32.f16 j, n; cvt.rn.bf16x2.f32 v, j, i; "
         "mov.b32 {$0, $1}, u; mov.b32 {$2, $3}, v; }",
-        "=h,=h,=h,=h,r,r,r,r", [words, 0x20002000, zero, c],
+        "=h,=h,=h,=h,r,r,r,r", [words, 0x20002000, zero, added],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
     )  # fmt: skip
     four = tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 1, 2, 3, 4, 6, 5))

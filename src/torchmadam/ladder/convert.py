@@ -145,13 +145,13 @@ def _chosen(
         and (filter is None or filter(name, p))
     }
     coded = {
-        str(here.coding.format)
+        here.coding.format
         for name, p in model.named_parameters()
         if isinstance(here := shards.local(p), LadderTensor) and (filter is None or filter(name, p))
     }
-    if not chosen and coded - {str(ladder)}:
+    if coded and not chosen and ladder not in coded:
         raise ValueError(
-            f"nothing is left to convert to {ladder}: the weights are codes already ({', '.join(sorted(coded))}); go "
+            f"nothing is left to convert to {ladder}: the weights are codes already ({', '.join(map(str, coded))}); go "
             f"back to floats with torchmadam.to_dense_(model) first"
         )
     for p, name in chosen.items():
@@ -192,8 +192,10 @@ def _encoded(
 
 def _look_at_small(weights: Tensor, ladder: LadderFormat, limit: float, name: str) -> None:
     """Warn if many weights are smaller than the smallest that the paper's ladder has, which they are to become."""
-    least = 0.0 if ladder.is_signed else limit * math.exp(-ladder.top * ladder.spacing)
-    share = float((weights.abs() < least / 2).double().mean()) if weights.numel() >= 16 and weights.any() else 0.0
+    least = limit * math.exp(-ladder.top * ladder.spacing)
+    if ladder.is_signed or weights.numel() < 16 or not weights.any():
+        return
+    share = int(torch.count_nonzero((weights < least / 2) & (weights > -least / 2))) / weights.numel()
     if share > 0.2:
         warn(
             f"{100 * share:.0f} % of {describe(name)} is zero or less than half of {least:.2g}, the smallest weight "

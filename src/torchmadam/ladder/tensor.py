@@ -206,7 +206,7 @@ class LadderTensor(Rows, Tensor):
         return matrix.as_strided(size, stride, offset - first * self.coding.columns)
 
     def __dlpack__(self, *_: Any, **__: Any) -> Any:
-        """Refuse: what others would find in the memory is not numbers."""
+        """Refuse: what others would find in the memory is not numbers. (``to_dlpack``, an old name, does not ask.)"""
         raise TypeError("a LadderTensor's weights are codes, which DLPack cannot describe; use .decode() first")
 
     # ---- the three behaviours

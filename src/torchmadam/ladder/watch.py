@@ -18,7 +18,7 @@ _FULL = 0.2
 _FULL_OF_FLOATS = 0.3  # a last layer that learns well may have a quarter of its weights there
 _FEWEST = 16  # weights of a tensor whose share at the end means something
 
-# A parameter's name, itself, what to multiply by the group's bound, and whether it began as zeros.
+# A parameter's name, itself, its scale, and whether it began as zeros.
 _Float = tuple[str | None, Tensor, Tensor, bool]
 
 
@@ -29,13 +29,8 @@ class Watch:
         self._ticks: Counter[int] = Counter()
         self._lr: dict[int, tuple[float, str | None]] = {}
         self._said: set[object] = set()
-        self._zeros: set[int] = set()  # ids of float parameters that began as zeros
-        # Shares of floats at their bounds, on their way from a GPU: nobody waits for them.
+        # Shares of floats at their bounds, and scales, on their way from a GPU: nobody waits for them.
         self._coming: list[tuple[Any, Tensor, list[_Float], float]] = []
-
-    def began_as_zeros(self, param: Tensor) -> None:
-        """Remember that this float parameter did."""
-        self._zeros.add(id(param))
 
     def look(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]], *, coded: bool) -> None:
         """Look before a step of a param group. ``coded``: some of its parameters are."""
@@ -49,11 +44,12 @@ class Watch:
                 own = [here for p in group["params"] if isinstance(here := shards.local(p), LadderTensor)]
                 for ladder in {here.coding.format for here in own}:
                     self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding)
-        if self._coming:
-            self._take_what_has_come()
         self._ticks[place] += 1
         due = self._ticks[place] in _EARLY or self._ticks[place] % _EVERY == 0
-        if due and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if not (due or self._coming) or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return
+        self._take_what_has_come()
+        if due:
             self._look_at_codes(group)
             self._look_at_floats(group, state)
 
@@ -87,23 +83,25 @@ class Watch:
                 )
 
     def _look_at_floats(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> None:
-        names = group.get("param_names") or [None] * len(group["params"])
-        fresh: list[_Float] = [
-            (name, p, state[p]["scale"], id(p) in self._zeros)
-            for name, p in zip(names, group["params"], strict=True)
-            if id(p) not in self._said and "scale" in state.get(p, {}) and _matters(name, p, id(p) in self._zeros)
-        ]
         bound = group["bound"]
-        if bound is None:
+        if bound is None or bound <= 1:  # where many weights begin at their bound
             return
+        names = group.get("param_names") or [None] * len(group["params"])
+        fresh: list[_Float] = []
+        for name, p in zip(names, group["params"], strict=True):
+            own_state = state.get(p, {})
+            zeros = bool(own_state.get("crossing"))  # what has a crossing of its own began as zeros
+            if id(p) not in self._said and "scale" in own_state and _matters(name, p, zeros):
+                fresh.append((name, p, own_state["scale"], zeros))
         for device in {p.device for _, p, _, _ in fresh}:
             own = [each for each in fresh if each[1].device == device]
             shares = torch.stack([_share_at_the_bound(p, bound * scale) for _, p, scale, _ in own])
+            found = torch.stack([shares, torch.stack([scale.float() for _, _, scale, _ in own])])
             if device.type != "cuda":
-                self._warn_of_floats(shares, own, bound)
+                self._warn_of_floats(found, own, bound)
                 continue
-            here = torch.empty(len(own), pin_memory=True)
-            here.copy_(shares, non_blocking=True)
+            here = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=True)
+            here.copy_(found, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record(torch.cuda.current_stream(device))
             self._coming.append((arrived, here, own, bound))
@@ -111,15 +109,15 @@ class Watch:
     def _take_what_has_come(self) -> None:
         coming, self._coming = self._coming, []
         for each in coming:
-            arrived, shares, own, bound = each
+            arrived, found, own, bound = each
             if arrived.query():
-                self._warn_of_floats(shares, own, bound)
+                self._warn_of_floats(found, own, bound)
             else:
                 self._coming.append(each)
 
-    def _warn_of_floats(self, shares: Tensor, own: list[_Float], bound: float) -> None:
-        for (name, p, scale, zeros), share in zip(own, shares.tolist(), strict=True):
-            if share <= (_FULL if zeros else _FULL_OF_FLOATS):
+    def _warn_of_floats(self, found: Tensor, own: list[_Float], bound: float) -> None:
+        for (name, p, _, zeros), share, scale in zip(own, *found.tolist(), strict=True):
+            if not share > (_FULL if zeros else _FULL_OF_FLOATS):  # not a number: of a shard that is empty
                 continue
             self._said.add(id(p))
             where = (
@@ -127,18 +125,20 @@ class Watch:
             )
             if zeros:
                 warn(
-                    f"{where}{float(scale):g}: it began as zeros, whose scale is zero_scale, and wants to grow; use a "
+                    f"{where}{scale:g}: it began as zeros, whose scale is zero_scale, and wants to grow; use a "
                     f"larger zero_scale= for it, such as 0.1 or 0.3, or initialise it off zero",
                 )
             else:
                 warn(
-                    f"{where}the RMS {float(scale):.2g} that it began with: it wants to grow; use a larger bound=, or "
-                    f"None, or scale= for it (or rescale what the network is to predict)",
+                    f"{where}its scale {scale:.2g}: it wants to grow; use a larger bound=, or None, or a larger scale= "
+                    f"for it, or rescale what the network is to predict",
                 )
 
 
 def _matters(name: str | None, p: Tensor, zeros: bool) -> bool:
     """Whether a share of this float tensor says something. Biases that began as zeros: zero_scale is made for them."""
+    if isinstance(shards.local(p), LadderTensor):
+        return False
     if not zeros:
         return p.numel() >= _FEWEST
     is_bias = p.dim() == 1 if name is None else "bias" in name.rpartition(".")[2]
@@ -146,7 +146,10 @@ def _matters(name: str | None, p: Tensor, zeros: bool) -> bool:
 
 
 def _share_at_the_bound(p: Tensor, limit: Tensor) -> Tensor:
-    return (groups.as_real(shards.local(p).detach()).abs() >= (1 - 1e-4) * limit).float().mean()
+    """Of short types the limit is cut to what they have, up to one part in eps below. One byte a weight at a time."""
+    here = groups.as_real(shards.local(p).detach())
+    near = (limit * (1 - max(1e-4, 2 * torch.finfo(here.dtype).eps))).to(here.dtype)
+    return (torch.count_nonzero(here >= near) + torch.count_nonzero(here <= -near)).float() / here.numel()
 
 
 def _share_at_the_end(p: LadderTensor) -> Tensor:
