@@ -13,7 +13,7 @@ from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 
 # Looking at all weights reads them once more, and at codes synchronises with the device, so it is done rarely.
-_EARLY, _EVERY = (10, 100, 300), 1000
+_EARLY, _EVERY = (10, 100), 1000
 _FULL = 0.2
 _FULL_OF_FLOATS = 0.3  # a last layer that learns well may have a quarter of its weights there
 _FEWEST = 16  # weights of a tensor whose share at the end means something
