@@ -11,10 +11,10 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from torchmadam import groups, held, noise, shards
 from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
-from torchmadam.ladder.watch import Watch
 from torchmadam.messages import describe
 from torchmadam.repeat import Repeats, is_launched, situation_of
 from torchmadam.state import STATE_VERSION, Exact, shield
+from torchmadam.watch import Watch
 
 
 class Madam(Optimizer):

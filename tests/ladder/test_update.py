@@ -222,7 +222,7 @@ def test_codes_piling_up_at_the_upper_end_warn_once_and_name_the_tensor(name):
 @pytest.mark.parametrize("ladder", ["paper12", "paper8", "signed8", "signed12", "synapse"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_watch_counts_weights_at_the_upper_end_as_the_codes_say(ladder, dtype):
-    from torchmadam.ladder.watch import _share_at_the_end
+    from torchmadam.watch import _share_at_the_end
 
     torch.manual_seed(0)
     model = torchmadam.to_ladder_(nn.Linear(40, 30, bias=False), ladder, bound=0.5, dtype=dtype)
