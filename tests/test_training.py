@@ -62,3 +62,24 @@ def test_small_steps_survive_stochastic_rounding_and_not_rounding_to_nearest(dty
     assert exact == pytest.approx(0.7 * 2.718281828**-0.1, rel=1e-4)
     assert shrink(dtype, None) == pytest.approx(exact, rel=2e-3)
     assert shrink(dtype, "nearest") == pytest.approx(0.7, rel=4e-3)  # it never moved
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_frozen_signs_cost_a_linear_regression_about_half_of_its_variance(seed):
+    """What README says, and what it says to do."""
+    shares = []
+    for crossing in (0.0, 1.0):
+        torch.manual_seed(seed)
+        x = torch.randn(256, 16)
+        y = x @ torch.randn(16, 4)
+        y /= y.std()
+        model = nn.Linear(16, 4)
+        optimizer = Madam(model.parameters(), crossing=crossing, bound=None)
+        for _ in range(1000):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+        shares.append(loss.item())
+    assert 0.3 < shares[0] < 0.7
+    assert shares[1] < 0.05

@@ -170,16 +170,21 @@ def test_the_ptx_of_a_gpu_gives_what_plain_triton_does(name, device, monkeypatch
 
 
 def test_the_cubic_of_a_gpu_is_as_precise_as_rounding(device, monkeypatch):
-    """Rows of the identity show single weights: rounded to bfloat16, up to 3.9e-3 off, after a cubic, 6e-4."""
-    if device.type == "cuda":
-        pytest.skip("the interpreter shows it in float16, which it can multiply")
-    monkeypatch.setattr(tl, "inline_asm_elementwise", ptx.inline_asm_elementwise)
-    monkeypatch.setattr(launch_linear, "PLAIN", False)
-    monkeypatch.setattr(launch_linear, "HALVES", {torch.float16})
+    """Rows of the identity show single weights: rounded to bfloat16, up to 3.9e-3 off, after a cubic, 6e-4.
+
+    On a GPU they are rounded once more, as the result's type is. The interpreter can only multiply float16.
+    """
+    dtype, most, mean = torch.bfloat16, 6.5e-3, 2.1e-3
+    if device.type == "cpu":
+        dtype, most, mean = torch.float16, 4.6e-3, 1.6e-3
+        monkeypatch.setattr(tl, "inline_asm_elementwise", ptx.inline_asm_elementwise)
+        monkeypatch.setattr(launch_linear, "PLAIN", False)
+        monkeypatch.setattr(launch_linear, "HALVES", {dtype})
     coding, planes, limit, weight = matrix(LadderFormat.preset("signed8"), (128, 64), device)
-    found = launch_linear.forward(torch.eye(8, 64, dtype=torch.float16), planes, limit, coding, None).double()
+    x = torch.eye(8, 64, dtype=dtype, device=device)
+    found = launch_linear.forward(x, planes, limit, coding, None).cpu().double()
     shown = weight[:, :8].T
     error = ((found - shown) / shown)[shown.abs() > 0.01]
-    assert error.abs().max() < 4.6e-3
-    assert error.abs().mean() < 1.6e-3
+    assert error.abs().max() < most
+    assert error.abs().mean() < mean
     assert found[shown == 0].abs().sum() == 0
