@@ -95,8 +95,10 @@ def linear_kernel(
     # Beyond the last row it is the last again; nothing of that is stored.
     starts = tl.minimum(row, rows - 1).to(tl.int64) * GROUPS
     columns = tl.minimum(input, batch - 1).to(tl.int64) * GROUPS
+    # Volatile, or the compiler would move it to where it is used, at the end, and everything would wait for it there.
+    size = tl.load(limit, volatile=True)
     # The bits of 2^23, and not as a constant: an instruction has room for one. A limit is never below zero.
-    whole = tl.where(tl.load(limit) < 0, 0, 0x4B000000)
+    whole = tl.where(size < 0, 0, 0x4B000000)
     total = tl.zeros([S, R, B], tl.float32)
     own = 4 * warp + tl.arange(0, 4)[:, None, None, None, None]
     held0, held_high0, held1, held_high1, held_negative = load_weights(
@@ -120,7 +122,7 @@ def linear_kernel(
         if PLAIN:  # the interpreter would multiply bfloat16 as integers
             w, inputs = w.to(tl.float32), inputs.to(tl.float32)
         total = tl.dot(w, tl.permute(inputs, (0, 2, 1)), total)
-    y = tl.sum(total, 0) * (tl.load(limit) * factor)
+    y = tl.sum(total, 0) * (size * factor)
     row, input = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, B)
     if BIAS:
         y += tl.load(bias + row, row < rows, other=0).to(tl.float32)[:, None]
