@@ -30,6 +30,7 @@ def _spans(monkeypatch):
 
     monkeypatch.setattr(launch, "PROGRAMS", 1)
     monkeypatch.setattr(launch, "FLOAT_PROGRAMS", 1)
+    monkeypatch.setattr(launch, "EIGHT_PROGRAMS", 1)
     if INTERPRETED:
         for name, size in {"SPAN": 2, "CODED_SPAN": 2048, "CODED_LINE": 512}.items():
             monkeypatch.setattr(launch, name, size)

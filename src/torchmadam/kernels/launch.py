@@ -15,8 +15,8 @@ from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
 
 BLOCK = 512  # elements that a program works on at a time
 SPAN = 8  # blocks that a program of a step works through; fewer, if else there were fewer programs than this:
-PROGRAMS, FLOAT_PROGRAMS = 5000, 2500  # of codes and of floats; all were the fastest of those tried on an H200
-FLOAT_OPTIONS = {"num_warps": 4}
+PROGRAMS, FLOAT_PROGRAMS, EIGHT_PROGRAMS = 5000, 4000, 2500  # of codes, of floats, of floats with 8-bit moments
+FLOAT_OPTIONS, EIGHT_OPTIONS = {"num_warps": 4}, {"num_warps": 2}  # all were the fastest of those tried on an H200
 # A program that steps codes is a single warp, if it can be: a block in doubt, which it works through again, keeps no
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
@@ -121,7 +121,8 @@ def float_step(
     ln_beta = _logarithm(beta)
     if not alone:
         _add_clock(launches, table, clock, len(rows), ln_beta, tables.FLOAT_COLUMNS)
-    span = _span(sum(-(-p.numel() // BLOCK) for p in params), SPAN, FLOAT_PROGRAMS)
+    programs, options = (EIGHT_PROGRAMS, EIGHT_OPTIONS) if exponents else (FLOAT_PROGRAMS, FLOAT_OPTIONS)
+    span = _span(sum(-(-p.numel() // BLOCK) for p in params), SPAN, programs)
     blocks = resident.blocks(tuple(-(-p.numel() // (span * BLOCK)) for p in params), device)
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
@@ -139,6 +140,7 @@ def float_step(
             "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span, "ALONE": alone,
         },
         unit=1.0,
+        options=options,
     ))  # fmt: skip
     launches(lr)
     torch.autograd.graph.increment_version(params)
