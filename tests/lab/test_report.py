@@ -127,7 +127,7 @@ def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_m
     assert table.has_results
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.note.endswith("No records yet: CIFAR-100, digits.")
-    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 6 points", "missing")
+    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 9 points", "missing")
     assert rows["crossing 1"] == ("7.00 (1 seed)", "missing")
     assert rows["madam"] == ("missing", "171.0 (1 seed)")
     assert rows["crossing 1 affine"] == ("missing", "")

@@ -22,8 +22,8 @@ BASES = {
     "digits_60e": replace(digits.digits_madam(), epochs=60, schedule="cosine", lr=0.01),
 }
 CROSSED: Mapping[str, Any] = {"arguments": {"crossing": 1.0}}
-# Name, and what it changes. Weight decay multiplies a weight by about exp(-25 decay) over 100 epochs of CIFAR-10, and by
-# exp(-300 decay) over 20 of WikiText-2.
+# Name, and what it changes. Over a whole run, weight decay multiplies a weight by about exp(-25 decay) on CIFAR-10, by
+# exp(-300 decay) on WikiText-2.
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "madam": {},
     **{f"crossing_{c:g}": {"arguments": {"crossing": c}} for c in (0.1, 0.3, 1.0, 3.0)},
