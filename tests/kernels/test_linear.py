@@ -69,6 +69,15 @@ def test_every_ladder_and_batch_gives_the_product_of_the_reference(name, batch, 
     check(LadderFormat.preset(name), (37, 96), batch, torch.float16, device, biased=batch % 2 == 1)
 
 
+@pytest.mark.parametrize(("up", "wide"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("name", ["paper12", "signed8"])
+def test_dimensions_as_any_triton_wants_them_give_the_same_product(name, up, wide, device, monkeypatch):
+    monkeypatch.setattr(launch_linear, "UP", up)
+    monkeypatch.setattr(launch_linear, "WIDE", wide)
+    for batch, columns in ((3, 544), (20, 160)):
+        check(LadderFormat.preset(name), (37, columns), batch, torch.float16, device)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_columns_of_several_turns_and_warps_are_summed_with_and_without_masks(name, device, monkeypatch):
     for columns in (512, 544, 288):

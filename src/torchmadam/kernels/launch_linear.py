@@ -23,6 +23,9 @@ PLANS: dict[int, tuple[int, int]] = {8: (16, 8), 16: (32, 8), 32: (32, 8), 64: (
 FITTED = True  # to the rows of W; if not, warps are as many as above
 # Triton's interpreter knows no PTX, and neither do AMD's GPUs.
 PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
+# What Triton makes of dimensions (see linear.py).
+_VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+UP, WIDE = _VERSION < (3, 7), _VERSION < (3, 8)
 HALVES = {torch.bfloat16}  # types of x for which float16, or as much, is precise enough for weights
 SHARE = 8  # of so many powers one is a polynomial
 POLYNOMIAL_ERROR, CUBIC_ERROR = 4e-6, 1e-3  # of sinh, relative; a bfloat16's is 1.4e-3 on average
@@ -69,7 +72,7 @@ def prepared(coding: CodeLayout, batch: int, dtype: torch.dtype, biased: bool) -
     tile = plan(batch, coding.rows, coding.columns)
     constants = {
         **ladder, **numbers, "SIGNS": ladder["SIGN_MODE"] == 1, "BIAS": biased, "PLAIN": PLAIN,
-        "GROUPS": coding.columns // GROUP, **tile,
+        "GROUPS": coding.columns // GROUP, "UP": UP, "WIDE": WIDE, **tile,
     }  # fmt: skip
     programs, options = -(-coding.rows // tile["R"]), {"num_warps": tile["S"]}
     return Direct(linear.linear_kernel, programs, 7, (batch, coding.rows, factor), constants, options)

@@ -4,8 +4,8 @@ A weight becomes a number where a tensor core wants it, in the thread that loade
 order columns are taken, so a thread takes 32 that lie side by side, a *group*: WIDTH words of a plane. Where signs are
 stored, columns j and j + 16 are neighbours in a register: one shift brings both signs to their places. Tensors of
 groups have the dimensions 4 x 8 x warps x rows / 8 x words: four groups of a row and eight rows are a warp, as in an
-operand of mma.m16n8k16. Triton gives threads to dimensions in this order; with any other it would be as correct, but
-weights would go through shared memory.
+operand of mma.m16n8k16. Triton gives threads to dimensions in this order, from 3.7 on in the opposite one; so that we
+turn the first four around if not UP. All ways are as correct, but with another weights would go from thread to thread.
 """
 
 import triton
@@ -13,6 +13,22 @@ import triton.language as tl
 
 from torchmadam.kernels.planes import fetch
 from torchmadam.kernels.rungs import weights
+
+
+@triton.jit
+def along(AXIS: tl.constexpr, COUNT: tl.constexpr, UP: tl.constexpr):
+    """0, 1, ... along one of the first four dimensions."""
+    numbers = tl.arange(0, COUNT)
+    PLACE: tl.constexpr = AXIS if UP else 3 - AXIS
+    if PLACE == 0:
+        numbers = numbers[:, None, None, None, None]
+    elif PLACE == 1:
+        numbers = numbers[None, :, None, None, None]
+    elif PLACE == 2:
+        numbers = numbers[None, None, :, None, None]
+    else:
+        numbers = numbers[None, None, None, :, None]
+    return numbers
 
 
 @triton.jit
@@ -27,7 +43,7 @@ def load_halves(at, start, group, mask, WIDTH: tl.constexpr, EVEN: tl.constexpr)
         COUNT: tl.constexpr = WIDTH if WIDTH > 1 else 2
         word = start * COUNT + tl.arange(0, COUNT)[None, None, None, None, :] + group * COUNT
         words = fetch(at.to(tl.pointer_type(TYPE)) + word, mask, EVEN)
-        words = tl.reshape(words, [4, 8, words.shape[2], words.shape[3], 2, COUNT // 2])
+        words = tl.reshape(words, [words.shape[0], words.shape[1], words.shape[2], words.shape[3], 2, COUNT // 2])
         low, high = tl.split(tl.permute(words, (0, 1, 2, 3, 5, 4)))
     return low.to(tl.int32), high.to(tl.int32)
 
@@ -57,21 +73,34 @@ def load_weights(
 
 
 @triton.jit
-def operand(low, high, PAIRS: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr):
+def operand(
+    low, high, PAIRS: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, UP: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
     """S matrices of 8 ROWS x 128 from halves of groups, with columns where a tensor core wants what a thread has.
 
-    PAIRS: columns j and j + 16 are neighbours in a register, else j and j + 1.
+    PAIRS: columns j and j + 16 are neighbours in a register, else j and j + 1. Of 16 columns a thread has four: side
+    by side if WIDE, as Triton has it up to 3.7; else two and two, as the instruction does.
     """
     both = tl.join(low, high)
     if not PAIRS:
         both = tl.permute(both, (0, 1, 2, 3, 5, 4))
-    return tl.reshape(tl.permute(tl.reshape(both, [4, 8, S, ROWS, 8, 4]), (2, 3, 1, 4, 0, 5)), [S, 8 * ROWS, 128])
+    both = tl.reshape(both, [both.shape[0], both.shape[1], both.shape[2], both.shape[3], 8, 2, 2])
+    if UP:
+        both = tl.permute(both, (2, 3, 1, 0, 4, 5, 6))
+    else:
+        both = tl.permute(both, (1, 0, 2, 3, 4, 5, 6))
+    if WIDE:
+        both = tl.permute(both, (0, 1, 2, 4, 3, 5, 6))
+    else:
+        both = tl.permute(both, (0, 1, 2, 4, 5, 3, 6))
+    return tl.reshape(both, [S, 8 * ROWS, 128])
 
 
 @triton.jit
-def joined(first, second, S: tl.constexpr, ROWS: tl.constexpr):
+def joined(first, second):
     """Two parts of x, one after the other."""
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 2, 3, 5, 4)), [4, 8, S, ROWS, 16])
+    both = tl.permute(tl.join(first, second), (0, 1, 2, 3, 5, 4))
+    return tl.reshape(both, [both.shape[0], both.shape[1], both.shape[2], both.shape[3], 16])
 
 
 @triton.jit
@@ -79,7 +108,8 @@ def linear_kernel(
     out, x, bias, limit, plane0, plane1, signs, batch, rows, factor,
     W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, BIAS: tl.constexpr,
-    GROUPS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+    GROUPS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, B: tl.constexpr, UP: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """At most B rows of x with R rows of W, whose columns S warps share.
 
@@ -89,9 +119,8 @@ def linear_kernel(
     ROWS: tl.constexpr = R // 8
     INPUTS: tl.constexpr = B // 8
     EVEN: tl.constexpr = GROUPS % (4 * S) == 0
-    eight, warp = tl.arange(0, 8)[None, :, None, None, None], tl.arange(0, S)[None, None, :, None, None]
-    row = tl.program_id(0) * R + eight + 8 * tl.arange(0, ROWS)[None, None, None, :, None]
-    input = eight + 8 * tl.arange(0, INPUTS)[None, None, None, :, None]
+    row = tl.program_id(0) * R + along(1, 8, UP) + 8 * along(3, ROWS, UP)
+    input = along(1, 8, UP) + 8 * along(3, INPUTS, UP)
     # Beyond the last row it is the last again; nothing of that is stored.
     starts = tl.minimum(row, rows - 1).to(tl.int64) * GROUPS
     columns = tl.minimum(input, batch - 1).to(tl.int64) * GROUPS
@@ -100,7 +129,7 @@ def linear_kernel(
     # The bits of 2^23, and not as a constant: an instruction has room for one. A limit is never below zero.
     whole = tl.where(size < 0, 0, 0x4B000000)
     total = tl.zeros([S, R, B], tl.float32)
-    own = 4 * warp + tl.arange(0, 4)[:, None, None, None, None]
+    own = 4 * along(2, S, UP) + along(0, 4, UP)
     held0, held_high0, held1, held_high1, held_negative = load_weights(
         plane0, plane1, signs, starts, tl.minimum(own, GROUPS - 1), own < GROUPS, W0, W1, SIGNS, EVEN
     )
@@ -114,11 +143,11 @@ def linear_kernel(
         )
         x0, x1, x2, x3 = load_inputs(x, columns, group, mask, EVEN)
         low, high = weights(
-            low0, high0, low1, high1, negative, whole, W0, W1, SIGNS, KIND, SCALE, OFFSET, P1, P2, PLAIN, S, ROWS,
+            low0, high0, low1, high1, negative, whole, W0, W1, SIGNS, KIND, SCALE, OFFSET, P1, P2, PLAIN,
             x.dtype.element_ty,
         )  # fmt: skip
-        w = operand(low, high, SIGNS, S, ROWS)
-        inputs = operand(joined(x0, x1, S, INPUTS), joined(x2, x3, S, INPUTS), SIGNS, S, INPUTS)
+        w = operand(low, high, SIGNS, S, ROWS, UP, WIDE)
+        inputs = operand(joined(x0, x1), joined(x2, x3), SIGNS, S, INPUTS, UP, WIDE)
         if PLAIN:  # the interpreter would multiply bfloat16 as integers
             w, inputs = w.to(tl.float32), inputs.to(tl.float32)
         total = tl.dot(w, tl.permute(inputs, (0, 2, 1)), total)

@@ -1,6 +1,6 @@
 """From the words of codes that linear.py loads to weights, in Triton and in PTX, with as few instructions as there are.
 
-Tensors have linear.py's dimensions: 4 x 8 x S x ROWS x words, and of weights 16 instead of words, half a group.
+Tensors have linear.py's dimensions, the last of them words; of weights 16 instead of words, half a group.
 """
 
 import triton
@@ -8,21 +8,34 @@ import triton.language as tl
 
 
 @triton.jit
-def spread(words, WIDTH: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr):
-    """The 16 integers in the words of half a group."""
-    COUNT: tl.constexpr = WIDTH // 2 if WIDTH > 1 else 1
-    shift = WIDTH * tl.arange(0, 16 // COUNT)[None, None, None, None, None, :]
-    return tl.reshape((words[:, :, :, :, :, None] >> shift) & ((1 << WIDTH) - 1), [4, 8, S, ROWS, 16])
+def halves(parts):
+    """Half a group's weights, or what they will be of, from tensors with one more dimension."""
+    return tl.reshape(parts, [parts.shape[0], parts.shape[1], parts.shape[2], parts.shape[3], 16])
 
 
 @triton.jit
-def bytes_of(words0, words1, W1: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr):
+def repeated(words, TIMES: tl.constexpr):
+    """Every word so many times, one after the other."""
+    shape: tl.constexpr = [words.shape[0], words.shape[1], words.shape[2], words.shape[3], words.shape[4], TIMES]
+    return halves(tl.broadcast_to(words[:, :, :, :, :, None], shape))
+
+
+@triton.jit
+def spread(words, WIDTH: tl.constexpr):
+    """The 16 integers in the words of half a group."""
+    COUNT: tl.constexpr = WIDTH // 2 if WIDTH > 1 else 1
+    shift = WIDTH * tl.arange(0, 16 // COUNT)[None, None, None, None, None, :]
+    return halves((words[:, :, :, :, :, None] >> shift) & ((1 << WIDTH) - 1))
+
+
+@triton.jit
+def bytes_of(words0, words1, W1: tl.constexpr):
     """Of planes of 8 and W1 bits, the bits of k 2^(8 - W1) in integers, with others beside them if W1 > 0.
 
     A byte with the weight's W1 bits on top, after one of the 8 / W1 shifts, goes below the weight's byte of the first.
     """
     i = tl.arange(0, 16)[None, None, None, None, :]
-    word0 = tl.reshape(tl.broadcast_to(words0[:, :, :, :, :, None], [4, 8, S, ROWS, 4, 4]), [4, 8, S, ROWS, 16])
+    word0 = repeated(words0, 4)
     if W1 == 0:  # and 2^23 above it
         raw = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, 0x4B000000, $2;", "=r,r,r", [word0, 0x7540 + i % 4], dtype=tl.int32, is_pure=True, pack=1
@@ -30,8 +43,7 @@ def bytes_of(words0, words1, W1: tl.constexpr, S: tl.constexpr, ROWS: tl.constex
     else:
         EACH: tl.constexpr = 8 // W1
         COUNT: tl.constexpr = W1 // 2 if W1 > 1 else 1
-        word1 = tl.broadcast_to(words1[:, :, :, :, :, None], [4, 8, S, ROWS, COUNT, 16 // COUNT])
-        word1 = tl.reshape(word1, [4, 8, S, ROWS, 16]) << (8 - W1 - W1 * (i % EACH))
+        word1 = repeated(words1, 16 // COUNT) << (8 - W1 - W1 * (i % EACH))
         raw = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [word0, word1, 0x4404 + (i % 4) * 16 + i // EACH % 4],
             dtype=tl.int32, is_pure=True, pack=1,
@@ -51,7 +63,7 @@ def power_of_2(z):
 @triton.jit
 def rungs(
     words0, words1, whole, W0: tl.constexpr, W1: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
-    OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr,
+    OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Float32 weights without sign or limit, less a factor that all of them share (launch_linear.arithmetic).
 
@@ -61,12 +73,12 @@ def rungs(
     2^(P1 - z) with z = (raw + OFFSET) SCALE.
     """
     if PLAIN or W0 < 8:
-        raw = spread(words0, W0, S, ROWS)
+        raw = spread(words0, W0)
         if W1 > 0:
-            raw = (raw << 8) | (spread(words1, W1, S, ROWS) << (8 - W1))
+            raw = (raw << 8) | (spread(words1, W1) << (8 - W1))
         raw = raw | whole
     else:
-        raw = bytes_of(words0, words1, W1, S, ROWS)
+        raw = bytes_of(words0, words1, W1)
         if W1 > 0:
             raw = (raw & (0x10000 - (1 << (8 - W1)))) | whole
     raw = raw.to(tl.float32, bitcast=True)
@@ -89,7 +101,7 @@ def rungs(
 
 
 @triton.jit
-def sinh_of_bytes(words, zero, added, S: tl.constexpr, ROWS: tl.constexpr):
+def sinh_of_bytes(words, zero, added):
     """KIND 3: z (z^2 + added) with z = k / 128 - zero, in float16, two weights an instruction; as bfloat16.
 
     A byte below 0x64 is 1024 + k, and zero is larger by 8 for it. Constants are twice in a word. Float16's errors and
@@ -107,8 +119,7 @@ def sinh_of_bytes(words, zero, added, S: tl.constexpr, ROWS: tl.constexpr):
         "=h,=h,=h,=h,r,r,r,r", [words, 0x20002000, zero, added],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
     )  # fmt: skip
-    four = tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 1, 2, 3, 4, 6, 5))
-    return tl.reshape(four, [4, 8, S, ROWS, 16])
+    return halves(tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 1, 2, 3, 4, 6, 5)))
 
 
 @triton.jit
@@ -138,15 +149,15 @@ def with_signs(low, high, negative, PLAIN: tl.constexpr, TYPE: tl.constexpr):
 def weights(
     low0, high0, low1, high1, negative, whole, W0: tl.constexpr, W1: tl.constexpr, SIGNS: tl.constexpr,
     KIND: tl.constexpr, SCALE: tl.constexpr, OFFSET: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
-    PLAIN: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr,
+    PLAIN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Weights of both halves of groups, rounded to the type of x."""
     if KIND == 3:
-        low = sinh_of_bytes(low0, OFFSET, P1, S, ROWS)
-        high = sinh_of_bytes(high0, OFFSET, P1, S, ROWS)
+        low = sinh_of_bytes(low0, OFFSET, P1)
+        high = sinh_of_bytes(high0, OFFSET, P1)
     else:
-        low = rungs(low0, low1, whole, W0, W1, KIND, SCALE, OFFSET, P1, P2, PLAIN, S, ROWS)
-        high = rungs(high0, high1, whole, W0, W1, KIND, SCALE, OFFSET, P1, P2, PLAIN, S, ROWS)
+        low = rungs(low0, low1, whole, W0, W1, KIND, SCALE, OFFSET, P1, P2, PLAIN)
+        high = rungs(high0, high1, whole, W0, W1, KIND, SCALE, OFFSET, P1, P2, PLAIN)
         if SIGNS:
             low, high = with_signs(low, high, negative, PLAIN, TYPE)
         else:
