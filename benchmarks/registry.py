@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -152,6 +152,12 @@ def _coded(name: str, preset: str, weights: torch.dtype = torch.bfloat16, moment
     return Entry(name, make, weights, ladder, codes + weights.itemsize + held, capturable=True, ours=True)
 
 
+def _coded_in_c(name: str, preset: str) -> Entry:
+    plain = _coded(name, preset)
+    fast = functools.partial(_stochastic, compile=True)
+    return replace(plain, make=fast, devices=("cpu",), capturable=False, reference=plain.make)
+
+
 ENTRIES = [
     Entry("torch AdamW fused, float32", lambda p, d: _adamw(p, d, fused=True)),
     Entry("torch AdamW foreach, float32", lambda p, d: _adamw(p, d, foreach=True)),
@@ -169,6 +175,11 @@ ENTRIES = [
     _coded("Madam 8-bit", "paper8"),
     _coded("Madam signed 8-bit", "signed8"),
     _coded("Madam signed 12-bit", "signed12"),
+    _coded_in_c("Madam 12-bit, compile=True", "paper12"),
+    _coded_in_c("Madam 10-bit, compile=True", "paper10"),
+    _coded_in_c("Madam 8-bit, compile=True", "paper8"),
+    _coded_in_c("Madam signed 8-bit, compile=True", "signed8"),
+    _coded_in_c("Madam signed 12-bit, compile=True", "signed12"),
     Entry(
         "Madam float32, 8-bit moment",
         functools.partial(_madam, second_moment="8bit"),

@@ -85,7 +85,12 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel):
         if path.is_file() and path.suffix != ".pyc"
     }
     assert inside == tracked
-    assert {"torchmadam/py.typed", "torchmadam/kernels/step.c", "madam_lab/tasks/digits.npz"} <= inside
+    assert {
+        "torchmadam/py.typed",
+        "torchmadam/kernels/step.c",
+        "torchmadam/kernels/step_coded.c",
+        "madam_lab/tasks/digits.npz",
+    } <= inside
 
 
 def test_the_readmes_ten_lines_run_in_an_environment_of_their_own(python, tmp_path):

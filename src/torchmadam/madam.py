@@ -45,10 +45,10 @@ class Madam(Optimizer):
         seed: of the stochastic rounding.
         weight_decay: multiplies weights by exp(-lr weight_decay).
         maximize: climb instead of descending.
-        compile: on a CPU, step float32 and bfloat16 parameters in one pass over memory, about ten times as fast, with
-            code that a C compiler builds in a second or two at the first step. It rounds differently in the last place.
-            Other dtypes, codes, and tensors with gaps in memory step as without it; so does a GPU, whose kernels make
-            one pass anyway.
+        compile: on a CPU, step float32 and bfloat16 parameters and codes in one pass over memory, about ten times as
+            fast, with code that a C compiler builds in a second or two at the first step. Floats are rounded
+            differently in the last place; codes are the same. Other dtypes, 8-bit moments, and tensors with gaps in
+            memory step as without it; so does a GPU, whose kernels make one pass anyway.
 
     A gradient element that is not finite, or whose square is above 2^126, leaves its weight and its second moment
     as they are; :meth:`nonfinite_count` says how many there were.
@@ -202,6 +202,7 @@ class Madam(Optimizer):
             [state["step"] for state in states],
             [state["nonfinite"] for state in states],
             streams=[noise.stream(group["seed"], state["index"]) for state in states],
+            compile=group["compile"],
             **self._rule(group),
         )
         torch.autograd.graph.increment_version(params)

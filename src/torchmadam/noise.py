@@ -69,6 +69,15 @@ def halves(key: int, step: Tensor) -> tuple[Tensor, Tensor]:
     return word.to(torch.int32), _shift_right(word, 32, 64).to(torch.int32)
 
 
+def key_halves(key: int, step: int) -> tuple[int, int]:
+    """:func:`halves` of numbers, as unsigned ones."""
+    word = (step * _WEYL64 + key) % 2**64
+    for shift, multiplier in zip((30, 27), _MIX64, strict=True):
+        word = (word ^ word >> shift) * multiplier % 2**64
+    word ^= word >> 31
+    return word & 0xFFFFFFFF, word >> 32
+
+
 def _mixed(position: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """A random word for each position and the halves of a key, but for its last multiplication."""
     if position.dtype == torch.int64:

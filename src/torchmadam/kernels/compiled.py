@@ -1,4 +1,7 @@
-"""The step of floats on a CPU as one pass over memory: step.c, built on this machine when it is first needed."""
+"""The step of floats on a CPU as one pass over memory: step.c, built on this machine when it is first needed.
+
+compiled_codes.py does the same for codes.
+"""
 
 import ctypes
 import functools
@@ -16,15 +19,13 @@ from torch import Tensor
 
 from torchmadam import noise, update
 
-# Without errno and traps a compiler may use vectors; with contraction, fused multiply-adds. Not -ffast-math: step.c has
-# to know infinities and NaNs.
-_FLAGS = ["-O3", "-std=c11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+# Without errno and traps a compiler may use vectors. Not -ffast-math: the sources have to know infinities and NaNs.
+_FLAGS = ["-O3", "-std=c11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
 # In order of preference: not every machine has such vectors, not every compiler has OpenMP, or a name for its machine.
 _WISHES = (
     "-march=native -fopenmp -mprefer-vector-width=512", "-march=native -fopenmp", "-fopenmp", "-march=native", ""
 )  # fmt: skip
 _FLOAT32, _BFLOAT16_NEAREST, _BFLOAT16_STOCHASTIC = range(3)
-# Waking a thread takes as long as a step of so many weights.
 _ALONE = 2**15
 
 
@@ -81,7 +82,7 @@ def float_step(
 
     ``exponents`` are those of 8-bit moments, which it does not take, and so empty.
     """
-    run = _build()
+    run = built("step.c", "madam_step", "-ffp-contract=fast")  # with fused multiply-adds
     lr = float(lr)
     dtype = params[0].dtype
     stochastic = dtype == torch.bfloat16 and rounding != "nearest"
@@ -99,7 +100,7 @@ def float_step(
         ]
     halves = [(0, 0)] * len(params)
     if stochastic:
-        halves = [_unsigned(noise.halves(key, step)) for key, step in zip(streams, steps, strict=True)]
+        halves = [noise.key_halves(key, int(step)) for key, step in zip(streams, steps, strict=True)]
     listed = [
         _Tensor(
             param.data_ptr(), grads[i].data_ptr(), moments[i].data_ptr() if moments else None, param.numel(),
@@ -110,8 +111,7 @@ def float_step(
     ]  # fmt: skip
     tensors = (_Tensor * len(params))(*listed)
     kind = _FLOAT32 if dtype == torch.float32 else _BFLOAT16_STOCHASTIC if stochastic else _BFLOAT16_NEAREST
-    total = sum(param.numel() for param in params)
-    run(tensors, len(params), kind, min(torch.get_num_threads(), 1 + total // _ALONE))
+    run(tensors, ctypes.c_int64(len(params)), kind, threads_for(sum(param.numel() for param in params)))
     for own, count in zip(tensors, nonfinite, strict=True):
         if own.nonfinite:
             count.add_(own.nonfinite)
@@ -119,13 +119,14 @@ def float_step(
     torch.autograd.graph.increment_version(list(params))
 
 
-def _unsigned(words: tuple[Tensor, Tensor]) -> tuple[int, int]:
-    return int(words[0]) & 0xFFFFFFFF, int(words[1]) & 0xFFFFFFFF
+def threads_for(weights: int) -> int:
+    """How many threads should step so many weights: waking one takes as long as a step of 2^15."""
+    return min(torch.get_num_threads(), 1 + weights // _ALONE)
 
 
-@functools.lru_cache(maxsize=1)
-def _build() -> "ctypes._NamedFuncPointer":
-    """madam_step of step.c, compiled and loaded. Takes a second or two, once a process."""
+@functools.lru_cache(maxsize=2)
+def built(source: str, name: str, flag: str) -> "ctypes._NamedFuncPointer":
+    """A function of a source file beside this one, compiled and loaded. Takes a second or two, once a process."""
     found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
     compiler = shlex.split(os.environ.get("CC", "")) or found[:1]
     if not compiler or shutil.which(compiler[0]) is None:
@@ -133,21 +134,20 @@ def _build() -> "ctypes._NamedFuncPointer":
             f"compile=True needs a C compiler, and {compiler[0] if compiler else 'cc, gcc or clang'} is not here; "
             f"install gcc or clang, name one in the environment variable CC, or use compile=False"
         )
-    source = Path(__file__).with_name("step.c")
     said = ""
     with tempfile.TemporaryDirectory(prefix="torchmadam-", ignore_cleanup_errors=True) as folder:
         library = Path(folder) / "step.so"
         for wishes in _WISHES:
-            command = [*compiler, *_FLAGS, *wishes.split(), str(source), "-o", str(library), "-lm"]
-            built = subprocess.run(command, capture_output=True, text=True)
-            said = said or f"{shlex.join(command)}\n{built.stderr.strip()}"
-            if built.returncode == 0:
+            given = [*_FLAGS, flag, *wishes.split(), str(Path(__file__).with_name(source))]
+            command = [*compiler, *given, "-o", str(library), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            said = said or f"{shlex.join(command)}\n{done.stderr.strip()}"
+            if done.returncode == 0:
                 try:
-                    step = ctypes.CDLL(str(library)).madam_step
+                    step: ctypes._NamedFuncPointer = getattr(ctypes.CDLL(str(library)), name)
                 except OSError as error:  # a folder from which nothing may run, or a library that is not there
                     said += f"\n{error}"
                     continue
-                step.argtypes = [ctypes.POINTER(_Tensor), ctypes.c_int64, ctypes.c_int, ctypes.c_int]
                 step.restype = None
                 return step
     raise RuntimeError(

@@ -1,6 +1,6 @@
 """Operators of the library ``torchmadam``: PyTorch picks the device, and its compilers see one node.
 
-The reference runs wherever no kernel is registered, on a CPU above all, where steps of floats may be compiled instead;
+The reference runs wherever no kernel is registered, on a CPU above all, where steps may be compiled instead;
 on CUDA devices Triton kernels run. Defined with ``torch.library.Library``: ``torch.library.custom_op`` costs several
 times as much a call.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchmadam import update
-from torchmadam.kernels import compiled
+from torchmadam.kernels import compiled, compiled_codes
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import SEED, CodeLayout
 from torchmadam.messages import warn
@@ -227,17 +227,28 @@ def _float_step_cuda(
 def coded_step_(
     planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
     moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
-    streams: Sequence[int], lr: float | Tensor, **rule: Any,
+    streams: Sequence[int], compile: bool, lr: float | Tensor, **rule: Any,
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_coded_`, once for every device, ladder, kind of signs and dtype of gradients.
 
-    Returns what :func:`float_step_` does.
+    ``compile`` and what is returned are as for :func:`float_step_`.
     """
     _MADE.launches = []
-    keys = [(g.device, g.dtype, c.format, c.signs, _kernels_take(c)) for g, c in zip(grads, codings, strict=True)]
+    held: Sequence[Tensor | None] = moments or [None] * len(grads)
+    keys = [
+        (g.device, g.dtype, c.format, c.signs, _kernels_take(c), compile and g.is_cpu and compiled_codes.takes(c, m))
+        for g, c, m in zip(grads, codings, held, strict=True)
+    ]
     for pick in _alike(keys):
         own = pick(codings)
         ladder = own[0].format
+        if pick(keys)[0][-1]:
+            compiled_codes.coded_step(
+                pick(planes), own, pick(grads), pick(moments), pick(exponents), pick(steps), pick(nonfinite),
+                streams=pick(streams), lr=lr, **rule,
+            )  # fmt: skip
+            _MADE.note(None)
+            continue
         torch.ops.torchmadam.coded_step_(
             list(chain.from_iterable(pick(planes))), ladder.levels, ladder.spacing, ladder.crossing, own[0].signs,
             [c.sign_key for c in own], [c.first_row for c in own], [len(c.shape) for c in own],

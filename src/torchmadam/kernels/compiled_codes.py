@@ -1,0 +1,111 @@
+"""The step of codes on a CPU as one pass over memory: step_coded.c, built like step.c, exact like Triton's kernels."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmadam import moment, noise
+from torchmadam.kernels.compiled import built, threads_for
+from torchmadam.ladder.format import LadderFormat
+from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
+
+_PLANES = 4
+
+
+class _Rule(ctypes.Structure):
+    """The struct Rule of step_coded.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("planes",)), ("widths", ctypes.c_int32 * _PLANES),
+        *((n, ctypes.c_int32) for n in ("top", "is_signed", "signs", "stochastic", "narrow", "maximize")),
+        *((name, ctypes.c_float) for name in ("beta", "fresh", "max_step", "rate", "pull")),
+        ("tanhs", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class _Codes(ctypes.Structure):
+    """The struct Codes of step_coded.c."""
+
+    _fields_ = (
+        ("planes", ctypes.c_void_p * _PLANES),
+        *((name, ctypes.c_void_p) for name in ("sign_plane", "grads", "moments")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "first", "nonfinite")),
+        ("correction", ctypes.c_float),
+        *((name, ctypes.c_uint32) for name in ("low", "high", "sign_low", "sign_high")),
+    )
+
+
+def takes(coding: CodeLayout, second_moment: Tensor | None) -> bool:
+    """Whether :func:`coded_step` can step such a parameter: on a CPU, with a float32 moment, if any, beside the codes.
+
+    Signs from a seed go by logical position, which is that in memory in row-major order only.
+    """
+    if coding.first + coding.numel >= 2**31:
+        return False
+    if coding.signs == SEED and coding.order != tuple(range(len(coding.order))):
+        return False
+    if second_moment is None:
+        return True
+    in_memory = second_moment.permute(coding.order)
+    return second_moment.is_cpu and second_moment.dtype == torch.float32 and in_memory.is_contiguous()
+
+
+def coded_step(
+    planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
+    moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
+    streams: Sequence[int], lr: float | Tensor, beta: float, max_step: float, weight_decay: float,
+    bias_correction: bool, rounding: str | None, maximize: bool,
+) -> None:  # fmt: skip
+    """:func:`torchmadam.update.madam_coded_` on tensors that it :func:`takes`, of one ladder and one kind of signs.
+
+    ``exponents`` are those of 8-bit moments, which it does not take, and so empty.
+    """
+    run = built("step_coded.c", "madam_coded_step", "-ffp-contract=off")
+    ladder, signs = codings[0].format, codings[0].signs
+    torch._foreach_add_(list(steps), 1)
+    times = [int(step) for step in torch.stack(list(steps)).tolist()]
+    narrow = all(grad.dtype == torch.bfloat16 for grad in grads)
+    laid_out = [coding.matrix(grad).contiguous() for coding, grad in zip(codings, grads, strict=True)]
+    if not narrow:
+        laid_out = [grad.float() for grad in laid_out]
+    rate = float(lr / ladder.spacing)
+    pull = float(torch.tensor(rate, dtype=torch.float32) * weight_decay)
+    tanhs = _tanhs(ladder) if ladder.is_signed and weight_decay else None
+    widths = codings[0].widths
+    in_plane = not ladder.is_signed and signs == PLANE
+    k_widths = widths[:-1] if in_plane else widths
+    rule = _Rule(
+        len(k_widths), (ctypes.c_int32 * _PLANES)(*k_widths), ladder.top, ladder.is_signed,
+        1 if in_plane else 2 if signs == SEED else 0, (rounding or ladder.default_rounding) == "stochastic", narrow,
+        maximize, beta, 1 - beta, max_step, rate, pull, None if tanhs is None else tanhs.data_ptr(),
+    )  # fmt: skip
+    corrections: list[Any] = [1.0] * len(codings)
+    if bias_correction:
+        corrections = moment.correction(torch.stack(list(steps)), beta=beta).tolist()
+    listed = []
+    for i, coding in enumerate(codings):
+        places = [plane.data_ptr() for plane in planes[i]]
+        listed.append(
+            _Codes(
+                (ctypes.c_void_p * _PLANES)(*places[: len(k_widths)]), places[-1] if in_plane else None,
+                laid_out[i].data_ptr(), moments[i].data_ptr() if moments else None, coding.rows, coding.columns,
+                coding.first, 0, corrections[i], *noise.key_halves(streams[i], times[i]),
+                *noise.key_halves(coding.sign_key, 0),
+            )
+        )  # fmt: skip
+    tensors = (_Codes * len(listed))(*listed)
+    weights = sum(coding.numel for coding in codings)
+    run(ctypes.byref(rule), tensors, ctypes.c_int64(len(listed)), threads_for(weights))
+    for own, count in zip(tensors, nonfinite, strict=True):
+        if own.nonfinite:
+            count.add_(own.nonfinite)
+
+
+@functools.lru_cache(maxsize=64)
+def _tanhs(ladder: LadderFormat) -> Tensor:
+    """Of every k spacing of a signed ladder, as the reference computes it."""
+    return torch.tanh((torch.arange(ladder.levels, dtype=torch.int32) - ladder.top) * ladder.spacing)

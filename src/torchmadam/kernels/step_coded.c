@@ -1,0 +1,209 @@
+/* One step of Madam on coded tensors: torchmadam.update.madam_coded_, in one pass over memory, to the last bit.
+
+Built by compiled.py like step.c, but without fused multiply-adds, since codes are to be those of every other device.
+A block of a row is taken out of its planes into integers, stepped and put back; every loop is written to be
+vectorised. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define BLOCK 256 /* of a row; whole bytes of every plane */
+#define MOST_PLANES 4
+
+/* What the tensors of a step share. compiled_codes.py has the same list, in the same order. */
+typedef struct {
+    int32_t planes, widths[MOST_PLANES];
+    int32_t top;        /* the largest k; of a signed ladder, the code of zero */
+    int32_t is_signed;  /* which ladder */
+    int32_t signs;      /* of the paper's: 0 all positive, 1 in a plane, 2 from a seed */
+    int32_t stochastic; /* rounding */
+    int32_t narrow;     /* gradients are bfloat16 */
+    int32_t maximize;
+    float beta, fresh, max_step;
+    float rate;         /* lr / spacing */
+    float pull;         /* rate times weight decay */
+    const float *tanhs; /* of a signed ladder: tanh of every k spacing; NULL: no decay */
+} Rule;
+
+/* One tensor. So has it this list. */
+typedef struct {
+    uint8_t *planes[MOST_PLANES];
+    const uint8_t *sign_plane;
+    const void *grads;
+    float *moments; /* NULL: u = sign g */
+    int64_t rows, columns;
+    int64_t first;     /* where in the whole parameter these begin, which may be a shard; below 2^31, as is the end */
+    int64_t nonfinite; /* out: gradients that could not be used */
+    float correction;  /* 1 - beta^t, or 1 */
+    uint32_t low, high, sign_low, sign_high; /* keys of random bits */
+} Codes;
+
+static inline int64_t row_bytes(int64_t columns, int width) { return (columns * width + 7) / 8; }
+
+/* noise._mixed */
+static inline uint32_t mixed(uint32_t position, uint32_t low, uint32_t high) {
+    uint32_t bits = position ^ low;
+    bits = (bits ^ bits >> 16) * 0x21F0AAADu;
+    return bits ^ bits >> 15 ^ high;
+}
+
+/* Adds a plane's bits below those that the codes have, and perhaps its padding's beyond the last. */
+static inline __attribute__((always_inline)) void unpack_width(
+    const uint8_t *restrict from, int32_t *restrict codes, int count, const int width
+) {
+    const int each = 8 / width;
+    for (int b = 0; b < (count + each - 1) / each; b++)
+        for (int i = 0; i < each; i++)
+            codes[each * b + i] = codes[each * b + i] << width | (from[b] >> width * i & ((1 << width) - 1));
+}
+
+/* Codes beyond the last are zeros. */
+static inline __attribute__((always_inline)) void pack_width(
+    uint8_t *restrict to, const int32_t *restrict codes, int count, int shift, const int width
+) {
+    const int each = 8 / width;
+    for (int b = 0; b < (count + each - 1) / each; b++) {
+        int byte = 0;
+        for (int i = 0; i < each; i++)
+            byte |= (codes[each * b + i] >> shift & ((1 << width) - 1)) << width * i;
+        to[b] = (uint8_t)byte;
+    }
+}
+
+static inline void unpack(const uint8_t *from, int32_t *codes, int count, int width) {
+    switch (width) {
+    case 8: unpack_width(from, codes, count, 8); break;
+    case 4: unpack_width(from, codes, count, 4); break;
+    case 2: unpack_width(from, codes, count, 2); break;
+    default: unpack_width(from, codes, count, 1);
+    }
+}
+
+static inline void pack(uint8_t *to, const int32_t *codes, int count, int width, int shift) {
+    switch (width) {
+    case 8: pack_width(to, codes, count, shift, 8); break;
+    case 4: pack_width(to, codes, count, shift, 4); break;
+    case 2: pack_width(to, codes, count, shift, 2); break;
+    default: pack_width(to, codes, count, shift, 1);
+    }
+}
+
+/* u, and 1 where a gradient can be used. Returns how many cannot. */
+static inline int directions(
+    const Rule *r, const Codes *t, int64_t at, int count, float *restrict u, int32_t *restrict usable
+) {
+    float g[BLOCK], *restrict moments = t->moments;
+    int bad = 0;
+    if (r->narrow) {
+        const uint16_t *from = (const uint16_t *)t->grads + at;
+        for (int j = 0; j < count; j++) {
+            uint32_t bits = (uint32_t)from[j] << 16;
+            memcpy(&g[j], &bits, 4);
+        }
+    } else
+        memcpy(g, (const float *)t->grads + at, (size_t)count * 4);
+    float sign = r->maximize ? -1.0f : 1.0f;
+    for (int j = 0; j < count; j++) {
+        g[j] *= sign;
+        usable[j] = g[j] * g[j] <= 0x1p126f; /* moment.LARGEST */
+        bad += !usable[j];
+    }
+    if (!moments) {
+        for (int j = 0; j < count; j++)
+            u[j] = g[j] > 0.0f ? 1.0f : g[j] < 0.0f ? -1.0f : 0.0f;
+        return bad;
+    }
+    for (int j = 0; j < count; j++) {
+        float v = moments[at + j];
+        float folded = v * r->beta + (g[j] * g[j]) * r->fresh;
+        v = usable[j] ? folded : v;
+        moments[at + j] = v;
+        float x = g[j] / sqrtf(v / t->correction);
+        x = fabsf(x) <= 0x1.fffffep127f ? x : 0.0f; /* neither infinite nor not a number */
+        x = x > r->max_step ? r->max_step : x;
+        u[j] = x < -r->max_step ? -r->max_step : x;
+    }
+    return bad;
+}
+
+/* noise.shared_bits as numbers from 0 to 1 in 24 bits. */
+static inline void dither(const Codes *t, int64_t at, int count, float *restrict between) {
+    uint32_t place = (uint32_t)(t->first + at), eighth = place >> 3, begin = place & 7;
+    for (int j = 0; j < count; j++) {
+        uint32_t next = begin + (uint32_t)j;
+        uint32_t bits = mixed(eighth + (next >> 3), t->low, t->high) * ((next & 7) * 0xF6FD7916u + 0xA7E4D12Du);
+        between[j] = (float)(int32_t)(bits >> 8) * 0x1p-24f;
+    }
+}
+
+static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t column) {
+    int count = (int)(t->columns - column < BLOCK ? t->columns - column : BLOCK);
+    int64_t at = row * t->columns + column;
+    float u[BLOCK], move[BLOCK];
+    int32_t old[BLOCK] = {0}, codes[BLOCK] = {0}, negative[BLOCK] = {0}, usable[BLOCK];
+    int bad = directions(r, t, at, count, u, usable);
+
+    uint8_t *places[MOST_PLANES];
+    for (int p = 0; p < r->planes; p++) {
+        places[p] = t->planes[p] + row * row_bytes(t->columns, r->widths[p]) + column * r->widths[p] / 8;
+        unpack(places[p], old, count, r->widths[p]);
+    }
+    if (r->is_signed) {
+        for (int j = 0; j < count; j++)
+            move[j] = u[j] * -r->rate;
+        if (r->tanhs)
+            for (int j = 0; j < count; j++)
+                move[j] -= r->tanhs[old[j]] * r->pull;
+    } else {
+        if (r->signs == 1)
+            unpack(t->sign_plane + row * row_bytes(t->columns, 1) + column / 8, negative, count, 1);
+        else if (r->signs == 2)
+            for (int j = 0; j < count; j++) {
+                uint32_t bits = mixed((uint32_t)(t->first + at) + (uint32_t)j, t->sign_low, t->sign_high) * 0xD35A2D97u;
+                negative[j] = (int32_t)(bits >> 31);
+            }
+        for (int j = 0; j < count; j++)
+            move[j] = u[j] * (float)(1 - 2 * negative[j]) * r->rate + r->pull;
+    }
+    if (r->stochastic) {
+        float between[BLOCK];
+        dither(t, at, count, between);
+        for (int j = 0; j < count; j++)
+            move[j] = floorf(move[j] + between[j]);
+    } else
+        for (int j = 0; j < count; j++)
+            move[j] = rintf(move[j]);
+    float low = 0.0f, high = (float)(r->is_signed ? 2 * r->top : r->top);
+    for (int j = 0; j < count; j++) {
+        float k = (float)old[j] + move[j];
+        k = k < low ? low : k;
+        k = k > high ? high : k;
+        codes[j] = usable[j] ? (int32_t)k : old[j];
+    }
+
+    int shift = 0;
+    for (int p = r->planes - 1; p >= 0; shift += r->widths[p--])
+        pack(places[p], codes, count, r->widths[p], shift);
+    if (bad) {
+#ifdef _OPENMP
+#pragma omp atomic
+#endif
+        t->nonfinite += bad;
+    }
+}
+
+void madam_coded_step(const Rule *rule, Codes *tensors, int64_t count, int threads) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+#endif
+    for (int64_t i = 0; i < count; i++) {
+        Codes *t = &tensors[i];
+        int64_t blocks = (t->columns + BLOCK - 1) / BLOCK;
+#ifdef _OPENMP
+#pragma omp for schedule(static) nowait
+#endif
+        for (int64_t n = 0; n < t->rows * blocks; n++)
+            step_block(rule, t, n / blocks, n % blocks * BLOCK);
+    }
+}

@@ -1,0 +1,147 @@
+"""Steps of codes in C give the codes, the moments and the counts of the reference, to the last bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from compiler import needs_cc
+from torchmadam import LadderFormat, Madam, noise, to_ladder_, update
+from torchmadam.kernels import compiled, compiled_codes, ops
+
+pytestmark = [needs_cc, pytest.mark.filterwarnings("ignore:lr=:UserWarning")]  # too small for the coarse ladders
+# Rows that end within a byte, that are longer than a block of step_coded.c, and single weights.
+SHAPES = [(5, 3, 3, 3), (7, 33), (3, 700), (40,), (), (2, 256), (0, 4)]
+LADDERS = {
+    **{name: LadderFormat.preset(name) for name in ("paper12", "paper10", "paper8", "signed8", "signed12", "synapse")},
+    "paper of 15 bits": LadderFormat.paper(15, 0.0001),
+    "signed of 3 bits": LadderFormat.signed(3, 1.0),
+}
+RULES = [
+    {},
+    {"weight_decay": 0.3, "rounding": "stochastic"},
+    {"rounding": "nearest", "lr": torch.tensor(0.05)},
+    {"rounding": "stochastic", "bias_correction": False, "maximize": True},
+    {"second_moment": "none", "weight_decay": 0.1},
+    {"beta": 0.0, "max_step": 0.5},
+]
+
+
+def parameters(ladder, sign_seed=None, channels_last=False, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    holder = nn.ParameterList(nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES)
+    if channels_last:
+        holder[0].data = holder[0].data.to(memory_format=torch.channels_last)
+    to_ladder_(holder, ladder, sign_seed=sign_seed, dtype=dtype)
+    return list(holder.parameters())
+
+
+def trained(params, steps=5, **rule):
+    """Parameters after some steps, in which some gradients cannot be used, or are zero."""
+    optimizer = Madam(params, **rule)
+    for t in range(steps):
+        generator = torch.Generator().manual_seed(t)
+        for i, p in enumerate(params):
+            grad = torch.randn(p.shape, generator=generator) * 10.0 ** (i - 3)
+            if t == 2 and grad.numel():
+                grad.view(-1)[:: max(1, grad.numel() // 3)] = float("nan")
+            if t == 3:
+                grad = grad * (grad > 0)
+            p.grad = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype).copy_(grad)
+        optimizer.step()
+    return optimizer
+
+
+def assert_alike(plain, fast):
+    a, b = (o.param_groups[0]["params"] for o in (plain, fast))
+    assert all(torch.equal(p.codes(), q.codes()) for p, q in zip(a, b, strict=True))
+    for p, q in zip(a, b, strict=True):
+        assert plain.state[p].keys() == fast.state[q].keys()
+        for name, value in plain.state[p].items():
+            other = fast.state[q][name]
+            assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, name
+    assert plain.nonfinite_count() == fast.nonfinite_count() > 0
+
+
+@pytest.fixture
+def only_compiled(monkeypatch):
+    """From here on the reference must not run."""
+
+    def refuse(*_, **__):
+        raise AssertionError("the reference stepped codes")
+
+    def forbid():
+        monkeypatch.setattr(update, "madam_coded_", refuse)
+
+    return forbid
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("name", LADDERS)
+def test_compiled_steps_give_the_codes_of_the_reference(name, rule, monkeypatch, only_compiled):
+    monkeypatch.setattr(compiled, "_ALONE", 64)  # several threads, if there are
+    plain = trained(parameters(LADDERS[name]), **rule)
+    only_compiled()
+    torch.set_num_threads(2)
+    try:
+        fast = trained(parameters(LADDERS[name]), compile=True, **rule)
+    finally:
+        torch.set_num_threads(1)
+    assert_alike(plain, fast)
+
+
+@pytest.mark.parametrize("name", ["paper12", "signed8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_short_types_and_channels_last(name, dtype, only_compiled):
+    plain = trained(parameters(name, channels_last=True, dtype=dtype))
+    only_compiled()
+    assert_alike(plain, trained(parameters(name, channels_last=True, dtype=dtype), compile=True))
+
+
+def test_signs_from_a_seed_in_row_major_order(only_compiled):
+    plain = trained(parameters("paper10", sign_seed=3))
+    only_compiled()
+    assert_alike(plain, trained(parameters("paper10", sign_seed=3), compile=True))
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"), [({"sign_seed": 3, "channels_last": True}, {}), ({}, {"second_moment": "8bit"})]
+)
+def test_what_is_not_taken_steps_as_it_would_without(more, rule):
+    plain, fast = (trained(parameters("paper12", **more), compile=c, **rule) for c in (False, True))
+    assert_alike(plain, fast)
+
+
+def test_a_shard_steps_as_its_rows_of_the_whole():
+    """Random bits go by the position in the whole tensor."""
+    holder = to_ladder_(nn.ParameterList([nn.Parameter(torch.ones(12, 37))]), "signed8", init="uniform")
+    planes, coding = holder[0].planes, holder[0].coding
+    grad = torch.randn(12, 37, generator=torch.Generator().manual_seed(2))
+    rule = {
+        "lr": 0.01, "beta": 0.9, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True,
+        "rounding": "stochastic", "maximize": False, "streams": [noise.stream(0, 0)], "compile": True,
+    }  # fmt: skip
+    found = []
+    for rows in (slice(0, 12), slice(5, 9)):
+        shape = (rows.stop - rows.start, 37)
+        own = replace(coding, shape=shape, first_row=rows.start, whole_rows=12)
+        parts = [plane[rows].clone() for plane in planes]
+        state = torch.zeros(shape), torch.zeros(()), torch.zeros((), dtype=torch.int64)
+        ops.coded_step_([parts], [own], [grad[rows]], [state[0]], [], [state[1]], [state[2]], **rule)
+        found.append(own.unpack(parts))
+    assert torch.equal(found[0][5:9], found[1])
+    assert not torch.equal(found[1], coding.unpack(planes)[5:9])
+
+
+def test_the_halves_of_a_key_are_those_of_tensors():
+    for key, step in ((0, 0), (-(2**63), 1), (2**63 - 1, 123_456), (noise.stream(7, 5), 2**24)):
+        expected = [int(half) & 0xFFFFFFFF for half in noise.halves(key, torch.tensor(step))]
+        assert list(noise.key_halves(key, step)) == expected
+
+
+def test_positions_beyond_31_bits_are_not_taken():
+    coding = parameters("signed8")[1].coding
+    far = replace(coding, first_row=2**31 // 33, whole_rows=2**32)
+    assert compiled_codes.takes(coding, None)
+    assert not compiled_codes.takes(far, None)
