@@ -37,6 +37,13 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         for c in (0.3, 3.0)
         for d in (0.03, 0.1)
     },
+    # The zone of additive steps ends at crossing times bound: 10 sigma instead of 3. Without a bound nothing else is.
+    "crossing_1_bound_10": {"arguments": {"crossing": 1.0, "bound": 10.0}},
+    **{
+        f"crossing_1_bound_10_decay_{d:g}": {"arguments": {"crossing": 1.0, "bound": 10.0, "weight_decay": d}}
+        for d in (0.03, 0.1, 0.3)
+    },
+    "crossing_10_bound_none_decay_0.1": {"arguments": {"crossing": 10.0, "bound": None, "weight_decay": 0.1}},
     # An average instead of a schedule, or beside one.
     "crossing_1_average": {**CROSSED, "average": 0.99},
     "crossing_1_constant": {**CROSSED, "schedule": "constant", "lr": None},
@@ -52,6 +59,14 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         f"{name}_decay_{d:g}": {"ladder": LadderFormat.preset(name), "arguments": {"weight_decay": d}}
         for name in ("signed8", "signed12")
         for d in (0.03, 0.1)
+    },
+    **{
+        f"{name}_bound_10_decay_0.1": {
+            "ladder": LadderFormat.preset(name),
+            "conversion": {"bound": 10.0},
+            "arguments": {"weight_decay": 0.1},
+        }
+        for name in ("signed8", "signed12")
     },
     "crossing_1_moment_8bit": {"arguments": {"crossing": 1.0, "second_moment": "8bit"}},
     "signed8_moment_8bit": {"ladder": LadderFormat.preset("signed8"), "arguments": {"second_moment": "8bit"}},
