@@ -194,7 +194,7 @@ def test_a_scale_beyond_float32_serves_float64_weights(size):
     p = nn.Parameter(torch.randn(50, dtype=torch.float64) * size)
     before = p.detach().clone()
     p.grad = torch.randn(50, dtype=torch.float64)
-    Madam([p], bound=10.0).step()
+    Madam.paper([p], bound=10.0).step()
     torch.testing.assert_close(
         (p.detach() / before).log().abs(), torch.full((50,), 0.01, dtype=torch.float64), rtol=1e-4, atol=0
     )
@@ -210,11 +210,11 @@ def test_a_scale_that_float16_cannot_hold_is_refused():
 def test_a_given_scale_also_serves_tensors_of_zeros():
     p = nn.Parameter(torch.zeros(4))
     p.grad = torch.ones(4)
-    Madam([p], scale=0.5).step()
+    Madam.paper([p], scale=0.5).step()
     torch.testing.assert_close(p.detach(), torch.full((4,), -1.5 * math.sinh(0.01)), rtol=1e-4, atol=0)
     q = nn.Parameter(torch.zeros(4))
     q.grad = torch.ones(4)
-    Madam([q], scale=0.5, zero_scale=0.0, crossing=2.0).step()  # the group's own crossing moves it
+    Madam.paper([q], scale=0.5, zero_scale=0.0, crossing=2.0).step()  # the group's own crossing moves it
     torch.testing.assert_close(q.detach(), torch.full((4,), -3 * math.sinh(0.01)), rtol=1e-4, atol=0)
 
 
@@ -227,7 +227,7 @@ def test_a_tensor_lr_of_one_element_keeps_a_number_a_number():
 
 def test_an_all_zero_tensor_moves_by_the_signed_rule_on_zero_scale():
     bias, gain = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(4))
-    optimizer = Madam([bias, gain])
+    optimizer = Madam.paper([bias, gain])
     for p in (bias, gain):
         p.grad = torch.tensor([1.0, -1.0, 1.0, 0.0])
     optimizer.step()
@@ -275,7 +275,7 @@ def test_every_shape_and_dtype_steps_with_a_float32_second_moment(dtype, shape):
     p = nn.Parameter(torch.randn(shape).to(dtype))
     before = p.detach().clone()
     p.grad = torch.randn(shape).to(dtype)
-    optimizer = Madam([p], lr=0.1)
+    optimizer = Madam.paper([p], lr=0.1)
     optimizer.step()
     assert optimizer.state[p]["second_moment"].dtype == torch.float32
     assert p.dtype == dtype
@@ -411,7 +411,7 @@ def test_a_state_of_another_shape_is_refused_and_leaves_the_optimiser_as_it_was(
 
 def test_a_second_moment_switched_on_later_starts_its_own_clock():
     model = network()
-    optimizer = Madam(model.parameters(), second_moment="none")
+    optimizer = Madam.paper(model.parameters(), second_moment="none")
     put_gradients(model, 0)
     for _ in range(3):
         optimizer.step()
@@ -423,6 +423,15 @@ def test_a_second_moment_switched_on_later_starts_its_own_clock():
     torch.testing.assert_close(ratio.max(), torch.tensor(0.01), rtol=1e-3, atol=0)
 
 
+def test_the_papers_rule_is_one_call_away_whatever_the_defaults():
+    params = [nn.Parameter(torch.ones(3))]
+    (group,) = Madam.paper(params).param_groups
+    names = ("lr", "beta", "max_step", "bound", "crossing", "weight_decay", "bias_correction")
+    assert [group[name] for name in names] == [0.01, 0.999, 8.0, 3.0, 0.0, 0.0, True]
+    (group,) = Madam.paper(params, 0.1, bound=2.0, weight_decay=0.5, seed=3).param_groups
+    assert [group[name] for name in ("lr", "bound", "weight_decay", "seed")] == [0.1, 2.0, 0.5, 3]
+
+
 def test_an_argument_missing_from_an_old_state_takes_its_default():
     model = network()
     put_gradients(model, 0)
@@ -431,7 +440,7 @@ def test_an_argument_missing_from_an_old_state_takes_its_default():
     state = copy.deepcopy(optimizer.state_dict())
     del state["param_groups"][0]["weight_decay"]
     optimizer.load_state_dict(state)
-    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+    assert optimizer.param_groups[0]["weight_decay"] == optimizer.defaults["weight_decay"]
     optimizer.step()
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     assert "differentiable" not in optimizer.param_groups[1]
@@ -472,7 +481,7 @@ def test_a_closure_runs_with_gradients_and_its_loss_comes_back():
 
 def test_a_group_added_later_trains_with_its_own_arguments():
     first, second = network(seed=0), network(seed=1)
-    optimizer = Madam(first.parameters())
+    optimizer = Madam.paper(first.parameters())
     put_gradients(first, 0)
     optimizer.step()
     optimizer.add_param_group({"params": second.parameters(), "lr": 0.1})
@@ -510,7 +519,7 @@ def test_a_tensor_lr_gives_the_path_of_a_float_lr():
 @pytest.mark.parametrize("tensor", [False, True])
 def test_schedulers_drive_the_size_of_a_step(schedule, tensor):
     p = nn.Parameter(torch.full((4,), 1.0))
-    optimizer = Madam([p], lr=torch.tensor(0.01) if tensor else 0.01, bound=None, second_moment="none")
+    optimizer = Madam.paper([p], lr=torch.tensor(0.01) if tensor else 0.01, bound=None, second_moment="none")
     scheduler = schedule(optimizer)
     for _ in range(6):
         lr = float(optimizer.param_groups[0]["lr"])

@@ -171,10 +171,11 @@ def test_step_is_noop_for_zero_grads(config):
     for _ in range(3):
         param.grad = torch.zeros_like(param)
         optimizer.step()
-    if config.kwargs.get("weight_decay"):
-        limit, expected = 3 * before.square().mean().sqrt(), before
+    group = optimizer.param_groups[0]
+    if group["weight_decay"]:
+        limit, expected = (group["bound"] or math.inf) * before.square().mean().sqrt(), before
         for _ in range(3):
-            expected = (expected * math.exp(-0.01 * 0.1)).clamp(-limit, limit)
+            expected = (expected * math.exp(-group["lr"] * group["weight_decay"])).clamp(-limit, limit)
         torch.testing.assert_close(param.detach(), expected, rtol=1e-5, atol=1e-6)
     else:
         assert torch.equal(param, before)

@@ -52,7 +52,7 @@ def test_unscaled_non_negative_inputs_cost_frozen_signs_one_to_three_points(floa
 def test_small_steps_survive_stochastic_rounding_and_not_rounding_to_nearest(dtype):
     def shrink(dtype, rounding):
         p = nn.Parameter(torch.full((4096,), 0.7, dtype=dtype))
-        optimizer = Madam([p], lr=1e-4, second_moment="none", rounding=rounding)
+        optimizer = Madam.paper([p], lr=1e-4, second_moment="none", rounding=rounding)
         for _ in range(1000):
             p.grad = torch.ones_like(p)
             optimizer.step()

@@ -93,7 +93,7 @@ def build(
 
 
 def optimiser_of(model: nn.Module, method: Method) -> torch.optim.Optimizer:
-    """AdamW as language models are usually trained; Madam as it comes."""
+    """AdamW as language models are usually trained; Madam's rule as the paper has it."""
     named = list(model.named_parameters())
     if method.name in ADAMW:
         matrices = {"params": [p for _, p in named if p.dim() > 1], "weight_decay": 0.1}
@@ -102,7 +102,7 @@ def optimiser_of(model: nn.Module, method: Method) -> torch.optim.Optimizer:
     arguments: dict[str, Any] = {"second_moment": method.moment}
     if method.name in LADDERS:
         arguments["rounding"] = "stochastic"  # to nearest, weights would freeze once lr falls below the spacing
-    optimiser = torchmadam.Madam(named, method.lr, **arguments)
+    optimiser = torchmadam.Madam.paper(named, method.lr, **arguments)
     if method.release:
         torchmadam.release_gradients(model, optimiser)
     return optimiser

@@ -22,13 +22,16 @@ _WARM_UP = 3
 
 
 def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """The recipe's optimiser. On a GPU its learning rate is a tensor there, so that a captured step can follow it."""
+    """The recipe's optimiser. On a GPU its learning rate is a tensor there, so that a captured step can follow it.
+
+    Madam's arguments are what differs from the paper's.
+    """
     first = recipe.lr_at(0.0)
     lr: Any = torch.tensor(first, device=device) if device.type == "cuda" else first
     fast: dict[str, Any] = {"fused": True} if device.type == "cuda" else {}
     named = list(model.named_parameters())
     if recipe.optimiser == "madam":
-        optimiser = Madam(named, lr=lr, **recipe.arguments)
+        optimiser = Madam.paper(named, lr=lr, **recipe.arguments)
         if recipe.floor is not None:
             optimiser.register_step_post_hook(functools.partial(_lift, floor=recipe.floor))
         return optimiser

@@ -100,6 +100,14 @@ class Madam(Optimizer):
         self._repeats = Repeats()
         self._built = True
 
+    @classmethod
+    def paper(cls, params: ParamsT, lr: float | Tensor = 0.01, **arguments: Any) -> "Madam":
+        """Algorithm 1 as the paper has it, whatever the defaults are: no crossing, a bound of 3, no weight decay.
+
+        Other arguments are those of the class.
+        """
+        return cls(params, lr, **{"max_step": 8.0, "bound": 3.0, "crossing": 0.0, "weight_decay": 0.0, **arguments})
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; arguments it does not give are the constructor's."""
         super().add_param_group(param_group)

@@ -46,7 +46,7 @@ def test_200_steps_give_the_codes_of_the_papers_rule(bits, spacing, lr):
     holder = nn.ParameterList([p])
     torchmadam.to_ladder_(holder, LadderFormat.paper(bits, spacing), init="nearest", bound=1.0, scale=0.05)
     coded = holder[0]
-    optimizer = Madam([coded], lr=lr)
+    optimizer = Madam.paper([coded], lr=lr)
 
     f = np.float32
     v = np.zeros((13, 29), f)
@@ -133,7 +133,7 @@ def test_channels_last_walks_the_same_path(name):
 def test_schedulers_reach_codes_untouched():
     p = nn.ParameterList([nn.Parameter(torch.full((64,), 0.5))])
     torchmadam.to_ladder_(p, 12, init="nearest", scale=0.5)
-    optimizer = Madam(p.parameters(), lr=0.01, second_moment="none")
+    optimizer = Madam.paper(p.parameters(), lr=0.01, second_moment="none")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     for rungs in (10, 5, 2):  # .01, .005, .0025 over .001, the last half to even
         before = p[0].codes()
@@ -146,7 +146,7 @@ def test_schedulers_reach_codes_untouched():
 def test_stochastic_rounding_lets_lr_decay_below_the_spacing():
     p = nn.ParameterList([nn.Parameter(torch.full((4096,), 0.5))])
     torchmadam.to_ladder_(p, 12, init="nearest", scale=0.5)
-    optimizer = Madam(p.parameters(), lr=1e-4, second_moment="none", rounding="stochastic")
+    optimizer = Madam.paper(p.parameters(), lr=1e-4, second_moment="none", rounding="stochastic")
     before = p[0].codes().double().mean()
     for _ in range(100):
         p[0].grad = torch.ones(4096)

@@ -236,7 +236,7 @@ def test_with_crossing_the_angle_and_the_size_of_a_layer_change():
     model = network(2, 0)
     closure = loss_of(model)
     closure().backward()
-    optimizer = Madam(model.parameters(), 1e-4, crossing=0.5, second_moment="none", bound=2.0)
+    optimizer = Madam.paper(model.parameters(), 1e-4, crossing=0.5, second_moment="none", bound=2.0)
     weight = model[0].weight
     rms = float(weight.detach().square().mean().sqrt())
     width = 0.5 * 2.0 * rms

@@ -120,7 +120,7 @@ def test_the_angle_is_the_one_that_the_theory_measures_with_crossing_too():
 
 def test_under_the_sign_rule_the_step_is_as_far_from_the_gradient_as_the_weights_are():
     model = network().double()
-    optimizer = Madam(model.named_parameters(), 1e-5, second_moment="none", bound=None)
+    optimizer = Madam.paper(model.named_parameters(), 1e-5, second_moment="none", bound=None)
     with TrustMonitor(optimizer, every=1) as monitor:
         torch.manual_seed(1)
         model(torch.randn(30, 12, dtype=torch.float64)).square().mean().backward()

@@ -1,7 +1,7 @@
 """Can Madam at lr = 0.01 beat tuned SGD and AdamW? One change at a time, 100 epochs of CIFAR-10 and 20 of WikiText-2.
 
 And 60 of the handwritten digits, which take seconds on a CPU. Names say what differs from ``cifar10_100e_madam`` and
-its like, which are the library's defaults with a cosine schedule. The baselines are tuned: a grid of learning rates and
+its like, which are the paper's rule with a cosine schedule. The baselines are tuned: a grid of learning rates and
 weight decays at the same epochs, batch, schedule and precision.
 """
 

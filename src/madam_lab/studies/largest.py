@@ -15,7 +15,7 @@ from madam_lab.studies.study import Point, register
 from torchmadam import Madam, theory
 
 RULES: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
-    "sign rule": lambda params, lr: Madam(params, lr, second_moment="none", bound=None),
+    "sign rule": lambda params, lr: Madam.paper(params, lr, second_moment="none", bound=None),
     "layer-wise": lambda params, lr: theory.LayerWise(params, lr),
     "gradient descent": lambda params, lr: torch.optim.SGD(params, lr),
 }
