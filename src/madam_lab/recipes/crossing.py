@@ -43,6 +43,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         f"crossing_1_bound_10_decay_{d:g}": {"arguments": {"crossing": 1.0, "bound": 10.0, "weight_decay": d}}
         for d in (0.03, 0.1, 0.3)
     },
+    "crossing_1_bound_20_decay_0.1": {"arguments": {"crossing": 1.0, "bound": 20.0, "weight_decay": 0.1}},
     "crossing_10_bound_none_decay_0.1": {"arguments": {"crossing": 10.0, "bound": None, "weight_decay": 0.1}},
     # An average instead of a schedule, or beside one.
     "crossing_1_average": {**CROSSED, "average": 0.99},
