@@ -43,11 +43,14 @@ def trained(params, steps=5, **rule):
     for t in range(steps):
         generator = torch.Generator().manual_seed(t)
         for i, p in enumerate(params):
-            grad = torch.randn(p.shape, generator=generator) * 10.0 ** (i - 3)
+            grad = torch.randn(p.shape, generator=generator, dtype=torch.float32) * 10.0 ** (i - 3)
             if t == 2 and grad.numel():
                 grad.view(-1)[:: max(1, grad.numel() // 3)] = float("nan")
             if t == 3:
                 grad = grad * (grad > 0)
+            if t == 4 and grad.numel() > 9:  # about the largest that can be used, and beyond
+                ends = [2.0**63, -(2.0**63), 2.0**63 * 1.0001, float("inf")]
+                grad.view(-1)[:4] = torch.tensor(ends, dtype=torch.float32)
             p.grad = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype).copy_(grad)
         optimizer.step()
     return optimizer
@@ -113,9 +116,11 @@ def test_what_is_not_taken_steps_as_it_would_without(more, rule):
     assert_alike(plain, fast)
 
 
-def test_a_shard_steps_as_its_rows_of_the_whole():
-    """Random bits go by the position in the whole tensor."""
-    holder = to_ladder_(nn.ParameterList([nn.Parameter(torch.ones(12, 37))]), "signed8", init="uniform")
+@pytest.mark.parametrize(("ladder", "sign_seed"), [("signed8", None), ("paper10", 3)])
+def test_a_shard_steps_as_its_rows_of_the_whole(ladder, sign_seed):
+    """Random bits, and signs from a seed, go by the position in the whole tensor."""
+    holder = nn.ParameterList([nn.Parameter(torch.ones(12, 37))])
+    to_ladder_(holder, ladder, init="uniform", sign_seed=sign_seed)
     planes, coding = holder[0].planes, holder[0].coding
     grad = torch.randn(12, 37, generator=torch.Generator().manual_seed(2))
     rule = {
@@ -132,6 +137,51 @@ def test_a_shard_steps_as_its_rows_of_the_whole():
         found.append(own.unpack(parts))
     assert torch.equal(found[0][5:9], found[1])
     assert not torch.equal(found[1], coding.unpack(planes)[5:9])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_neither_the_reference_nor_c_depends_on_the_default_dtype(dtype):
+    rule = {"weight_decay": 0.3, "rounding": "stochastic"}
+    usual = trained(parameters("signed8"), **rule)
+    compiled_codes._tanhs.cache_clear()
+    params = [parameters("signed8") for _ in range(2)]
+    torch.set_default_dtype(dtype)
+    try:
+        others = [trained(own, compile=c, **rule) for own, c in zip(params, (False, True), strict=True)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    later = trained(parameters("signed8"), compile=True, **rule)
+    for p, *own in zip(*(o.param_groups[0]["params"] for o in (usual, *others, later)), strict=True):
+        assert all(torch.equal(p.codes(), q.codes()) for q in own)
+
+
+def test_steps_too_large_for_float32_end_at_the_ladders_ends_without_a_decay():
+    plain, fast = (trained(parameters("paper12"), compile=c, lr=1e37) for c in (False, True))
+    assert_alike(plain, fast)
+
+
+def test_codes_that_are_not_on_the_ladder_step_as_in_the_reference():
+    found = []
+    for compile in (False, True):
+        (p,) = to_ladder_(nn.ParameterList([nn.Parameter(torch.ones(4, 8))]), "signed8").parameters()
+        p.planes[0].fill_(255)
+        p.grad = torch.ones(4, 8)
+        Madam([p], compile=compile, weight_decay=0.5).step()
+        found.append(p.planes[0].clone())
+    assert torch.equal(*found)
+
+
+def test_gradients_that_are_negated_views():
+    found = []
+    for compile in (False, True):
+        holder = to_ladder_(nn.ParameterList([nn.Parameter(torch.ones(4, 8))]), "signed8")
+        plain = nn.Parameter(torch.ones(4, 8))
+        for p in (holder[0], plain):
+            p.grad = torch._neg_view(torch.arange(32.0).view(4, 8) - 9)
+        Madam([holder[0], plain], compile=compile).step()
+        found.append((holder[0].codes(), plain.detach()))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1])
 
 
 def test_the_halves_of_a_key_are_those_of_tensors():

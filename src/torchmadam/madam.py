@@ -102,11 +102,12 @@ class Madam(Optimizer):
 
     @classmethod
     def paper(cls, params: ParamsT, lr: float | Tensor = 0.01, **arguments: Any) -> "Madam":
-        """Algorithm 1 as the paper has it, whatever the defaults are: no crossing, a bound of 3, no weight decay.
+        """The paper's Algorithm 1 with the bias correction of its experiments, whatever the defaults are.
 
-        Other arguments are those of the class.
+        No crossing, a bound of 3, no weight decay. Other arguments are those of the class.
         """
-        return cls(params, lr, **{"max_step": 8.0, "bound": 3.0, "crossing": 0.0, "weight_decay": 0.0, **arguments})
+        rule = {"beta": 0.999, "max_step": 8.0, "bound": 3.0, "crossing": 0.0, "bias_correction": True}
+        return cls(params, lr, **{**rule, "second_moment": "float32", "weight_decay": 0.0, **arguments})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; arguments it does not give are the constructor's."""

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import torchmadam
-from compiler import needs_a_compiler
+from compiler import needs_a_compiler, needs_cc
 from torchmadam import LadderTensor, Madam, to_ladder_
 
 LADDERS = ["paper12", "paper8", "signed8", "synapse"]
@@ -221,10 +221,14 @@ def test_a_compiled_model_is_one_graph_and_sees_every_step():
         assert (p.codes() != q.codes()).float().mean() < 0.02  # the last bit of a gradient may round differently
 
 
+STEPS = pytest.mark.parametrize("compile", [False, pytest.param(True, marks=needs_cc)])
+
+
+@STEPS
 @pytest.mark.parametrize("autocast", [False, True])
-def test_backward_through_a_weight_changed_since_forward_raises(autocast):
+def test_backward_through_a_weight_changed_since_forward_raises(autocast, compile):
     model = to_ladder_(conv_net())
-    optimizer = Madam(model.parameters())
+    optimizer = Madam(model.parameters(), compile=compile)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model(images()).float().sum().backward()
         out = model(images())
@@ -233,9 +237,10 @@ def test_backward_through_a_weight_changed_since_forward_raises(autocast):
         out.float().sum().backward()
 
 
-def test_an_autocast_cast_of_a_changed_weight_raises_however_it_is_read():
+@STEPS
+def test_an_autocast_cast_of_a_changed_weight_raises_however_it_is_read(compile):
     layer = to_ladder_(nn.Linear(6, 5))
-    optimizer = Madam(layer.parameters())
+    optimizer = Madam(layer.parameters(), compile=compile)
     layer(torch.randn(2, 6)).sum().backward()
     with torch.autocast("cpu", torch.bfloat16):
         cast = layer.weight.to(torch.bfloat16)

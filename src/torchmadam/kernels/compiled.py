@@ -47,6 +47,7 @@ def takes(param: Tensor, grad: Tensor, second_moment: Tensor | None) -> bool:
         not param.is_cpu
         or param.dtype not in (torch.float32, torch.bfloat16)
         or grad.dtype != param.dtype
+        or grad.is_neg()  # memory has the opposite
         or param.numel() >= 2**31
         or (second_moment is not None and second_moment.dtype != torch.float32)
     ):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchmadam import moment, noise
 from torchmadam.kernels.compiled import built, threads_for
@@ -66,14 +67,15 @@ def coded_step(
     """
     run = built("step_coded.c", "madam_coded_step", "-ffp-contract=off")
     ladder, signs = codings[0].format, codings[0].signs
+    rate, pull = float(lr / ladder.spacing), 0.0
+    if weight_decay:
+        pull = float(torch.tensor(rate, dtype=torch.float32, device="cpu") * weight_decay)
     torch._foreach_add_(list(steps), 1)
     times = [int(step) for step in torch.stack(list(steps)).tolist()]
     narrow = all(grad.dtype == torch.bfloat16 for grad in grads)
-    laid_out = [coding.matrix(grad).contiguous() for coding, grad in zip(codings, grads, strict=True)]
+    laid_out = [coding.matrix(grad).contiguous().resolve_neg() for coding, grad in zip(codings, grads, strict=True)]
     if not narrow:
         laid_out = [grad.float() for grad in laid_out]
-    rate = float(lr / ladder.spacing)
-    pull = float(torch.tensor(rate, dtype=torch.float32) * weight_decay)
     tanhs = _tanhs(ladder) if ladder.is_signed and weight_decay else None
     widths = codings[0].widths
     in_plane = not ladder.is_signed and signs == PLANE
@@ -103,9 +105,13 @@ def coded_step(
     for own, count in zip(tensors, nonfinite, strict=True):
         if own.nonfinite:
             count.add_(own.nonfinite)
+    # Nobody else tells autograd that these were written.
+    torch.autograd.graph.increment_version([plane for own in planes for plane in own])
 
 
 @functools.lru_cache(maxsize=64)
 def _tanhs(ladder: LadderFormat) -> Tensor:
-    """Of every k spacing of a signed ladder, as the reference computes it."""
-    return torch.tanh((torch.arange(ladder.levels, dtype=torch.int32) - ladder.top) * ladder.spacing)
+    """Of every k spacing of a signed ladder, as the reference computes it; of codes that do not exist, too."""
+    with _disable_current_modes():  # a table that is kept must be a real one, whoever is tracing
+        k = torch.arange(2**ladder.code_bits, dtype=torch.int32, device="cpu") - ladder.top
+        return torch.tanh(k.float() * ladder.spacing)

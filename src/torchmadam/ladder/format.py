@@ -194,7 +194,7 @@ class LadderFormat:
             move = u * -rate
             if isinstance(decay, Tensor) or decay:
                 # w <- w exp(-lr decay) moves x = asinh(w / beta_w) by -lr decay tanh x.
-                move = move - torch.tanh(k * self.spacing) * decay
+                move = move - torch.tanh(k.float() * self.spacing) * decay
             return (k + rounded(move, bits)).clamp(-self.top, self.top).to(torch.int32) + self.top
         k, sign = self.split(codes)
         moved = (k + rounded(u * sign * rate + decay, bits)).clamp(0, self.top).to(torch.int32)
@@ -218,7 +218,7 @@ def rounded(x: Tensor, bits: Tensor | None) -> Tensor:
     if bits is None:
         return torch.round(x)
     # 24 bits fit float32 exactly.
-    return torch.floor(x + ((bits >> 8) & 0xFFFFFF) * 2.0**-24)
+    return torch.floor(x + ((bits >> 8) & 0xFFFFFF).float() * 2.0**-24)
 
 
 @functools.lru_cache(maxsize=64)
