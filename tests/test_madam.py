@@ -423,6 +423,23 @@ def test_a_second_moment_switched_on_later_starts_its_own_clock():
     torch.testing.assert_close(ratio.max(), torch.tensor(0.01), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize(("bound", "decay"), [(3.0, 0.3), (10.0, 0.3), (10.0, 0.6)])
+def test_with_a_decay_weights_settle_where_the_theory_says(bound, decay):
+    """docs/theory.md: at an RMS of beta_w sqrt(lr / (2 decay)), where a step turns a layer by sqrt(2 lr decay)."""
+    lr, sigma = 0.02, 0.05
+    generator = torch.Generator().manual_seed(0)
+    p = nn.Parameter(sigma * torch.randn(4000, generator=generator))
+    optimizer = Madam([p], lr, crossing=1.0, bound=bound, weight_decay=decay)
+    scale = p.detach().square().mean().sqrt()
+    for _ in range(round(3 / (lr * decay))):
+        before = p.detach().clone()
+        p.grad = torch.randn(4000, generator=generator)
+        optimizer.step()
+    after = p.detach()
+    assert (after.square().mean().sqrt() / scale).item() == pytest.approx(bound * math.sqrt(lr / (2 * decay)), rel=0.1)
+    assert ((after - before).norm() / before.norm()).item() == pytest.approx(math.sqrt(2 * lr * decay), rel=0.1)
+
+
 def test_the_papers_rule_is_one_call_away_whatever_the_defaults():
     params = [nn.Parameter(torch.ones(3))]
     (group,) = Madam.paper(params).param_groups
