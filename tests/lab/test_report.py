@@ -15,7 +15,7 @@ from madam_lab import records, report, studies
 from madam_lab.report import figures, tables, theory
 from madam_lab.report.chart import Series, bars, line_chart
 from madam_lab.report.controls import controls_table
-from madam_lab.report.crossing import crossing_table
+from madam_lab.report.crossing import crossing_table, ours_table
 from madam_lab.report.numbers import Results, problems
 from tiny_records import made
 
@@ -131,6 +131,22 @@ def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_m
     assert rows["crossing 1"] == ("7.00 (1 seed)", "missing")
     assert rows["madam"] == ("missing", "171.0 (1 seed)")
     assert rows["crossing 1 affine"] == ("missing", "")
+
+
+def test_the_table_of_ours_has_floats_and_codes_beside_tuned_baselines(tmp_path):
+    assert not ours_table(Results(tmp_path)).has_results
+    for name, error in (
+        ("cifar10_100e_adamw_0.001_0.1", 7.2), ("cifar10_100e_crossing_1_bound_10_decay_0.1", 6.1),
+        ("cifar10_100e_paper8", 12.0), ("wikitext2_20e_signed8_bound_10_decay_0.1", 150.0),
+    ):  # fmt: skip
+        records.write(made(name, 0, error), tmp_path)
+    table = ours_table(Results(tmp_path))
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert "crossing 1, bound 10, weight_decay 0.1" in table.note
+    assert rows["AdamW, tuned"][0].startswith("7.20 (1 seed) at lr 0.001, decay 0.1")
+    assert rows["Madam, ours, float32"] == ("6.10 (1 seed)", "missing", "missing")
+    assert rows["Madam, the paper's, 8 bits"][0] == "12.00 (1 seed)"
+    assert rows["Madam, ours, 8 bits"][2] == "150.0 (1 seed)"
 
 
 def test_the_table_of_controls_shows_what_a_change_changed(tmp_path):

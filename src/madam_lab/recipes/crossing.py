@@ -22,6 +22,16 @@ BASES = {
     "digits_60e": replace(digits.digits_madam(), epochs=60, schedule="cosine", lr=0.01),
 }
 CROSSED: Mapping[str, Any] = {"arguments": {"crossing": 1.0}}
+# What may become the library's defaults, if it wins: named by what it changes, as all the others are.
+OURS: Mapping[str, Any] = {"crossing": 1.0, "bound": 10.0, "weight_decay": 0.1}
+OURS_NAMED = {
+    "float32": "crossing_1_bound_10_decay_0.1",
+    "12 bits": "signed12_bound_10_decay_0.1",
+    "8 bits": "signed8_bound_10_decay_0.1",
+}
+# Schedules of equal parts. The paper's ladders, which round to nearest, step by 16, 4 and 1 spacings.
+PARTS = {"thirds": (0.01, 0.001, 0.0001), "constant": (0.01,), "spacings": (0.016, 0.004, 0.001), "spacing": (0.016,)}
+PAPER_BITS: Mapping[str, Any] = {"conversion": {"init": "uniform", "bound": 3.0}, "lr": None}
 # Name, and what it changes. Over a whole run, weight decay multiplies a weight by about exp(-25 decay) on CIFAR-10, by
 # exp(-300 decay) on WikiText-2.
 VARIANTS: dict[str, Mapping[str, Any]] = {
@@ -53,6 +63,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "madam_floor": {"floor": 1 / 60},
     # If what counts is the relative step of a layer, crossing 1 at 0.01 should resemble crossing 0 at 0.03.
     "madam_lr_0.03": {"lr": 0.03},
+    "paper12": {**PAPER_BITS, "ladder": LadderFormat.preset("paper12"), "schedule": "spacings"},
+    "paper8": {**PAPER_BITS, "ladder": LadderFormat.preset("paper8"), "schedule": "spacing"},
     "signed8": {"ladder": LadderFormat.preset("signed8")},
     "signed12": {"ladder": LadderFormat.preset("signed12")},
     "signed8_nearest": {"ladder": LadderFormat.preset("signed8"), "arguments": {"rounding": "nearest"}},
@@ -88,20 +100,18 @@ TUNED = {
 
 
 def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe with something changed; "thirds" is eta divided by 10 after each third, "constant" 0.01 to the end."""
+    """A recipe with something changed; a schedule may be one of the ``PARTS``."""
     changed = replace(base, **{name: value for name, value in changes.items() if name != "schedule"})
-    if changes.get("schedule") == "thirds":
-        third = base.epochs // 3
-        return replace(changed, schedule=((0, 0.01), (third, 0.001), (2 * third, 0.0001)))
-    if changes.get("schedule") == "constant":
-        return replace(changed, schedule=((0, 0.01),))
-    return replace(changed, schedule=changes.get("schedule", base.schedule))
+    schedule = changes.get("schedule", base.schedule)
+    if schedule in PARTS:
+        rates = PARTS[schedule]
+        schedule = tuple((i * (base.epochs // len(rates)), lr) for i, lr in enumerate(rates))
+    return replace(changed, schedule=schedule)
 
 
 def learning_rate_point(of_paper: str) -> Recipe:
-    """A point of the learning-rate figure, but for crossing that of the paper's rule."""
-    base = get(of_paper)
-    return replace(base, arguments={**base.arguments, "crossing": 1.0})
+    """A point of the learning-rate figure, with our arguments instead of the paper's."""
+    return replace(get(of_paper), arguments=OURS)
 
 
 def baseline(base: Recipe, optimiser: str, lr: float, decay: float, more: Mapping[str, Any]) -> Recipe:
@@ -117,6 +127,6 @@ for (_task, _kind), (_rates, _decays, _more) in TUNED.items():
     for _lr in _rates:
         for _decay in _decays:
             register(f"{_task}_{_kind}_{_lr:g}_{_decay:g}", partial(baseline, BASES[_task], _kind, _lr, _decay, _more))
-for _task in ("cifar10", "cifar100", "wikitext2"):
+for _task in ("cifar10", "cifar100", "wikitext2", "digits"):
     for _lr in LEARNING_RATES:
-        register(f"{_task}_lr_crossing_{_lr:g}", partial(learning_rate_point, f"{_task}_lr_madam_{_lr:g}"))
+        register(f"{_task}_lr_ours_{_lr:g}", partial(learning_rate_point, f"{_task}_lr_madam_{_lr:g}"))

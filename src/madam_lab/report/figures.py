@@ -27,7 +27,7 @@ _PLOTTED = {"wikitext2": ("validation perplexity", "perplexity"), "cgan": ("FID 
 def learning_rates(results: Results, task: str) -> str | None:
     """The paper's learning-rate figure for one task: best error over error, so that 1 marks the best learning rate."""
     series = []
-    for kind, title in {**KINDS, "crossing": "Madam, crossing 1"}.items():
+    for kind, title in {**KINDS, "ours": "Madam, ours"}.items():
         errors = {lr: results.mean(f"{task}_lr_{kind}_{lr:g}") for lr in LEARNING_RATES}
         ran = {lr: e for lr, e in errors.items() if results.of(f"{task}_lr_{kind}_{lr:g}")}
         finished = [e for e in ran.values() if e is not None]
