@@ -14,6 +14,7 @@ COLOURS = {
     "10-bit Madam": "#d55e00",
     "8-bit Madam": "#999999",
     "signed 8-bit Madam": "#cc79a7",
+    "Madam, ours": "#d55e00",
     "sign rule": "#0072b2",
     "layer-wise": "#e69f00",
     "gradient descent": "#009e73",
