@@ -26,7 +26,7 @@ _WISHES = (
     "-march=native -fopenmp -mprefer-vector-width=512", "-march=native -fopenmp", "-fopenmp", "-march=native", ""
 )  # fmt: skip
 _FLOAT32, _BFLOAT16_NEAREST, _BFLOAT16_STOCHASTIC = range(3)
-_ALONE = 2**15
+_ALONE = 2**15  # weights whose step takes as long as waking a thread
 
 
 class _Tensor(ctypes.Structure):
@@ -121,7 +121,7 @@ def float_step(
 
 
 def threads_for(weights: int) -> int:
-    """How many threads should step so many weights: waking one takes as long as a step of 2^15."""
+    """How many threads should step so many weights."""
     return min(torch.get_num_threads(), 1 + weights // _ALONE)
 
 

@@ -21,7 +21,7 @@ class _Rule(ctypes.Structure):
     """The struct Rule of step_coded.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("planes",)), ("widths", ctypes.c_int32 * _PLANES),
+        ("planes", ctypes.c_int32), ("widths", ctypes.c_int32 * _PLANES),
         *((n, ctypes.c_int32) for n in ("top", "is_signed", "signs", "stochastic", "narrow", "maximize")),
         *((name, ctypes.c_float) for name in ("beta", "fresh", "max_step", "rate", "pull")),
         ("tanhs", ctypes.c_void_p),
@@ -41,13 +41,8 @@ class _Codes(ctypes.Structure):
 
 
 def takes(coding: CodeLayout, second_moment: Tensor | None) -> bool:
-    """Whether :func:`coded_step` can step such a parameter: on a CPU, with a float32 moment, if any, beside the codes.
-
-    Signs from a seed go by logical position, which is that in memory in row-major order only.
-    """
+    """Whether :func:`coded_step` can step such a parameter, if kernels can: on a CPU, with a float32 moment, if any."""
     if coding.first + coding.numel >= 2**31:
-        return False
-    if coding.signs == SEED and coding.order != tuple(range(len(coding.order))):
         return False
     if second_moment is None:
         return True

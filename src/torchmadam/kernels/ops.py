@@ -235,14 +235,16 @@ def coded_step_(
     """
     _MADE.launches = []
     held: Sequence[Tensor | None] = moments or [None] * len(grads)
-    keys = [
-        (g.device, g.dtype, c.format, c.signs, _kernels_take(c), compile and g.is_cpu and compiled_codes.takes(c, m))
-        for g, c, m in zip(grads, codings, held, strict=True)
+    can = [*map(_kernels_take, codings)]
+    in_c = [
+        compile and g.is_cpu and able and compiled_codes.takes(c, m)
+        for g, able, c, m in zip(grads, can, codings, held, strict=True)
     ]
+    keys = [(g.device, g.dtype, c.format, c.signs, *how) for g, c, *how in zip(grads, codings, can, in_c, strict=True)]
     for pick in _alike(keys):
         own = pick(codings)
         ladder = own[0].format
-        if pick(keys)[0][-1]:
+        if pick(in_c)[0]:
             compiled_codes.coded_step(
                 pick(planes), own, pick(grads), pick(moments), pick(exponents), pick(steps), pick(nonfinite),
                 streams=pick(streams), lr=lr, **rule,

@@ -26,7 +26,7 @@ typedef struct {
     const float *tanhs; /* of a signed ladder: tanh of every k spacing; NULL: no decay */
 } Rule;
 
-/* One tensor. So has it this list. */
+/* One tensor, of which the same is true. */
 typedef struct {
     uint8_t *planes[MOST_PLANES];
     const uint8_t *sign_plane;
