@@ -23,11 +23,11 @@ BASES = {
 }
 CROSSED: Mapping[str, Any] = {"arguments": {"crossing": 1.0}}
 # What may become the library's defaults, if it wins: named by what it changes, as all the others are.
-OURS: Mapping[str, Any] = {"crossing": 1.0, "bound": 10.0, "weight_decay": 0.1}
+OURS: Mapping[str, Any] = {"crossing": 1.0, "bound": 3.0, "weight_decay": 0.1}
 OURS_NAMED = {
-    "float32": "crossing_1_bound_10_decay_0.1",
-    "12 bits": "signed12_bound_10_decay_0.1",
-    "8 bits": "signed8_bound_10_decay_0.1",
+    "float32": "crossing_1_decay_0.1",
+    "12 bits": "signed12_decay_0.1",
+    "8 bits": "signed8_decay_0.1",
 }
 # Schedules of equal parts. The paper's ladders, which round to nearest, step by 16, 4 and 1 spacings.
 PARTS = {"thirds": (0.01, 0.001, 0.0001), "constant": (0.01,), "spacings": (0.016, 0.004, 0.001), "spacing": (0.016,)}
