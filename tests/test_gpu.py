@@ -366,6 +366,22 @@ def test_the_bytes_we_count_are_those_the_gpu_holds():
     assert torchmadam.memory(model, optimizer).total == pytest.approx(held, rel=0.01)
 
 
+def test_a_large_step_of_floats_is_that_of_its_pieces():
+    """In one launch, of more elements than any other test's; each program reckons for itself what step it is."""
+    size = 2**27 + 4096
+    whole = torch.randn(size, device="cuda")
+    pieces = [piece.clone() for piece in whole.split(2**22)]
+    ours, theirs = Madam([whole], scale=1.0), Madam(pieces, scale=1.0)
+    for _ in range(2):
+        whole.grad = torch.randn(size, device="cuda")
+        for piece, grad in zip(pieces, whole.grad.split(2**22), strict=True):
+            piece.grad = grad
+        ours.step()
+        theirs.step()
+    assert torch.equal(whole, torch.cat(pieces))
+    assert ours.state[whole]["step"].item() == 2
+
+
 def test_released_gradients_never_pile_up_on_a_gpu():
     model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)]).cuda()
     x = torch.randn(4, 1024, device="cuda")

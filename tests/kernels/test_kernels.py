@@ -285,21 +285,24 @@ def test_the_permutes_of_a_gpu_give_what_plain_triton_does(name, moment, device,
     assert ran
 
 
-@pytest.mark.parametrize("kind", ["float", "coded"])
-@pytest.mark.parametrize("clock", ["empty", "large"])
+@pytest.mark.parametrize(
+    ("kind", "clock"), [("float", "empty"), ("8bit", "large"), ("coded", "empty"), ("coded", "large")]
+)
 def test_steps_with_a_clock_give_what_those_without_do(kind, clock, device, monkeypatch):
     """Of a list with an empty tensor, whose steps no program would count; and of one that is called large."""
-    assert launch._goes_alone([math.prod(shape) for shape in SHAPES])  # in all tests of such lists but these
     shapes = [*SHAPES[:2], (0,), *SHAPES[3:5]] if clock == "empty" else SHAPES[:5]
     monkeypatch.setitem(globals(), "SHAPES", shapes)
     monkeypatch.setitem(globals(), "STREAMS", STREAMS[: len(shapes)])
     if clock == "large":
         monkeypatch.setattr(launch, "LARGE", 0)
-    assert not launch._goes_alone([math.prod(shape) for shape in shapes])
-    if kind == "float":
-        test_float_steps_agree_with_the_reference(torch.float32, {}, device)
-    else:
+    launched = []
+    monkeypatch.setattr(launch, "_add_clock", lambda *a, to=launch._add_clock: launched.append(a) or to(*a))
+    if kind == "coded":
         test_coded_steps_give_exactly_the_codes_of_the_reference("paper12", "plane", "stochastic", {}, device)
+    else:
+        changes = {"moment": "8bit"} if kind == "8bit" else {}
+        test_float_steps_agree_with_the_reference(torch.float32, changes, device)
+    assert launched  # and in no other test of such lists
 
 
 @pytest.mark.parametrize("lr", [1e-4, 0.013, 1.0, 0.0])

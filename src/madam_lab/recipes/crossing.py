@@ -84,8 +84,17 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "crossing_1_moment_8bit": {"arguments": {"crossing": 1.0, "second_moment": "8bit"}},
     "signed8_moment_8bit": {"ladder": LadderFormat.preset("signed8"), "arguments": {"second_moment": "8bit"}},
 }
-# For tasks whose norms have gains to leave out.
-ONLY_CIFAR = {"crossing_1_affine": {**CROSSED, "model": {"affine": True}}}
+# For tasks whose norms have gains, which the paper leaves out, and the baselines do not.
+ONLY_CIFAR: dict[str, Mapping[str, Any]] = {
+    "crossing_1_affine": {**CROSSED, "model": {"affine": True}},
+    **{
+        f"crossing_1_decay_{d:g}_affine": {
+            "arguments": {"crossing": 1.0, "weight_decay": d},
+            "model": {"affine": True},
+        }
+        for d in (0.1, 0.3)
+    },
+}
 # Grids of the baselines: learning rates and weight decays. AdamW's 1.0 at 0.001 is what 0.1 is for Madam at 0.01.
 TUNED = {
     ("cifar10_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4, 2e-3), {"momentum": 0.9}),

@@ -21,7 +21,7 @@ FLOAT_OPTIONS, EIGHT_OPTIONS = {"num_warps": 4}, {"num_warps": 2}  # all were th
 # other waiting. But it should fill lines of 128 bytes in every plane that it writes: half lines take twice as long.
 CODED_LINE = 128
 CODED_SPAN = 8192  # elements that it works through, at most
-LARGE = 2**26  # elements of a step in which the time between launches does not matter
+LARGE = 2**26  # elements of a step of codes, or with 8-bit moments, in which the time between launches does not matter
 # Its arithmetic for blocks in doubt would take registers from all, and leave room for fewer programs at a time.
 CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
 # Of kernels without masks, with gradients of bfloat16 and 8-bit moments, by planes of codes: as few as spill nothing.
@@ -98,7 +98,9 @@ def float_step(
     crossings: Sequence[float], lr: float | Tensor, beta: float, max_step: float, bound: float | None,
     weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool, firsts: Sequence[int] = (),
 ) -> Launches | None:  # fmt: skip
-    """update.madam_ in one launch, after a clock's in large steps; all parameters of one dtype, and all gradients.
+    """update.madam_ in one launch; all parameters of one dtype, and all gradients.
+
+    After a clock's, in large steps with 8-bit moments, and where a tensor is empty.
 
     Returns the launches, for another step on the same tensors; None if gradients had to be copied for this one.
     """
@@ -117,7 +119,7 @@ def float_step(
     device, dtype = params[0].device, params[0].dtype
     launches = Launches(device)
     table, clock = resident.table(rows, device)
-    alone = _goes_alone([param.numel() for param in params])
+    alone = _goes_alone([param.numel() for param in params], LARGE if exponents else math.inf)
     ln_beta = _logarithm(beta)
     if not alone:
         _add_clock(launches, table, clock, len(rows), ln_beta, tables.FLOAT_COLUMNS)
@@ -184,7 +186,7 @@ def coded_step(
     device, ladder = laid_out[0].device, codings[0].format
     launches = Launches(device)
     table, clock = resident.table(rows, device)
-    alone = _goes_alone([coding.numel for coding in codings])
+    alone = _goes_alone([coding.numel for coding in codings], LARGE)
     ln_beta = _logarithm(beta)
     if not alone:
         _add_clock(launches, table, clock, len(rows), ln_beta, tables.CODED_COLUMNS)
@@ -288,13 +290,14 @@ def _index_type(count: int) -> Any:
     return tl.int32 if count < 2**31 - 8 * BLOCK * SPAN else tl.int64
 
 
-def _goes_alone(sizes: list[int]) -> bool:
+def _goes_alone(sizes: list[int], most: float) -> bool:
     """Whether the programs of a step reckon for themselves what else a clock, launched before, would have noted.
 
-    That takes them some hundred instructions each, and the launch some microseconds. An empty tensor has no program
-    that could count its step.
+    That takes them some hundred instructions each, and the launch some microseconds. Programs of floats, which wait for
+    memory, have the time for it; others only where there are at ``most`` so many elements. An empty tensor has no
+    program that could count its step.
     """
-    return 0 not in sizes and sum(sizes) <= LARGE
+    return 0 not in sizes and sum(sizes) <= most
 
 
 def _logarithm(beta: float) -> dict[str, float]:
