@@ -179,10 +179,13 @@ def test_the_study_changes_one_thing_at_a_time_and_tunes_its_baselines():
             found = recipes.get(f"{task}_{name}")
             differ = {f.name for f in fields(base) if getattr(found, f.name) != getattr(base, f.name)} - {"name"}
             assert differ == set(changes), name
+    warm = recipes.get("cifar10_100e_crossing_1_decay_0.3_warm")
+    assert [warm.lr_at(e) for e in (0, 2.5)] == [0, pytest.approx(0.005, rel=0.01)]
+    assert warm.lr_at(5) == replace(warm, warm_up=None).lr_at(5)
     thirds = recipes.get("cifar10_100e_crossing_1_steps")
     assert [thirds.lr_at(e) for e in (0, 33, 66)] == [0.01, 0.001, 0.0001]
     grid = recipes.names(["cifar10_100e_sgd_*", "cifar10_100e_adamw_*"])
-    assert len(grid) == 18
+    assert len(grid) == 24 + 2  # and two controls
     assert all(recipes.get(n).model.get("affine", True) for n in grid)
     assert recipes.get("cifar10_100e_adamw_0.001_0.1").arguments == {"weight_decay": 0.1}
 

@@ -120,17 +120,18 @@ def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_m
     assert not crossing_table(Results(tmp_path)).has_results
     for name, error in (
         ("cifar10_100e_adamw_0.001_0.1", 7.2), ("cifar10_100e_adamw_0.003_0.1", 7.9), ("cifar10_100e_crossing_1", 7.0),
-        ("wikitext2_20e_madam", 171.0),
+        ("wikitext2_20e_madam", 171.0), ("cifar10_100e_crossing_1_affine", 7.1),
     ):  # fmt: skip
         records.write(made(name, 0, error), tmp_path)
     table = crossing_table(Results(tmp_path))
     assert table.has_results
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.note.endswith("No records yet: CIFAR-100, digits.")
-    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 9 points", "missing")
+    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 12 points", "missing")
     assert rows["crossing 1"] == ("7.00 (1 seed)", "missing")
     assert rows["madam"] == ("missing", "171.0 (1 seed)")
-    assert rows["crossing 1 affine"] == ("missing", "")
+    assert rows["crossing 1 affine"] == ("7.10 (1 seed)", "")
+    assert "crossing 3" not in rows  # of which nothing is known
 
 
 def test_the_table_of_ours_has_floats_and_codes_beside_tuned_baselines(tmp_path):

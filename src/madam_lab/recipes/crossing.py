@@ -53,6 +53,16 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         f"crossing_1_bound_10_decay_{d:g}": {"arguments": {"crossing": 1.0, "bound": 10.0, "weight_decay": d}}
         for d in (0.03, 0.1, 0.3)
     },
+    # On such a zone steps are large from the first one on; on one of 3 sigma they become so as decay shrinks weights.
+    **{
+        f"crossing_1{bound}_decay_0.3_warm": {
+            "arguments": {"crossing": 1.0, "weight_decay": 0.3, **more},
+            "warm_up": "a twentieth",
+        }
+        for bound, more in (("", {}), ("_bound_10", {"bound": 10.0}))
+    },
+    "crossing_1_decay_1": {"arguments": {"crossing": 1.0, "weight_decay": 1.0}},
+    "crossing_1_decay_0.3_step_3": {"arguments": {"crossing": 1.0, "weight_decay": 0.3, "max_step": 3.0}},
     "crossing_1_bound_20_decay_0.1": {"arguments": {"crossing": 1.0, "bound": 20.0, "weight_decay": 0.1}},
     "crossing_10_bound_none_decay_0.1": {"arguments": {"crossing": 10.0, "bound": None, "weight_decay": 0.1}},
     # An average instead of a schedule, or beside one.
@@ -97,10 +107,10 @@ ONLY_CIFAR: dict[str, Mapping[str, Any]] = {
 }
 # Grids of the baselines: learning rates and weight decays. AdamW's 1.0 at 0.001 is what 0.1 is for Madam at 0.01.
 TUNED = {
-    ("cifar10_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4, 2e-3), {"momentum": 0.9}),
-    ("cifar10_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1, 1.0), {}),
-    ("cifar100_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4, 2e-3), {"momentum": 0.9}),
-    ("cifar100_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1, 1.0), {}),
+    ("cifar10_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4, 2e-3, 5e-3), {"momentum": 0.9}),
+    ("cifar10_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1, 1.0, 3.0), {}),
+    ("cifar100_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4, 2e-3, 5e-3), {"momentum": 0.9}),
+    ("cifar100_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1, 1.0, 3.0), {}),
     ("wikitext2_20e", "sgd"): ((0.3, 1.0, 3.0), (0.0, 1e-4), {}),
     ("wikitext2_20e", "adamw"): ((1e-4, 3e-4, 1e-3), (0.01, 0.1, 1.0), {}),
     ("digits_60e", "sgd"): ((0.01, 0.03, 0.1), (1e-4, 1e-3, 1e-2), {"momentum": 0.9}),
@@ -109,9 +119,12 @@ TUNED = {
 
 
 def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe with something changed; a schedule may be one of the ``PARTS``."""
-    changed = replace(base, **{name: value for name, value in changes.items() if name != "schedule"})
-    schedule = changes.get("schedule", base.schedule)
+    """A recipe with something changed; a schedule may be one of the ``PARTS``, and a warm-up a twentieth of the run."""
+    changes = dict(changes)
+    schedule = changes.pop("schedule", base.schedule)
+    if "warm_up" in changes:
+        changes["warm_up"] = base.epochs // 20
+    changed = replace(base, **changes)
     if schedule in PARTS:
         rates = PARTS[schedule]
         schedule = tuple((i * (base.epochs // len(rates)), lr) for i, lr in enumerate(rates))
@@ -136,6 +149,12 @@ for (_task, _kind), (_rates, _decays, _more) in TUNED.items():
     for _lr in _rates:
         for _decay in _decays:
             register(f"{_task}_{_kind}_{_lr:g}_{_decay:g}", partial(baseline, BASES[_task], _kind, _lr, _decay, _more))
+# What AdamW owes to its first moment, which Madam does not have.
+for _lr, _decay in ((1e-3, 1.0), (3e-3, 1.0)):
+    register(
+        f"cifar10_100e_adamw_no_first_moment_{_lr:g}_{_decay:g}",
+        partial(baseline, BASES["cifar10_100e"], "adamw", _lr, _decay, {"betas": (0.0, 0.999)}),
+    )
 for _task in ("cifar10", "cifar100", "wikitext2", "digits"):
     for _lr in LEARNING_RATES:
         register(f"{_task}_lr_ours_{_lr:g}", partial(learning_rate_point, f"{_task}_lr_madam_{_lr:g}"))

@@ -34,7 +34,7 @@ class Recipe:
             there; a CPU computes in float32.
         monitor: after how many steps a :class:`torchmadam.theory.TrustMonitor` looks again; None: there is none. It
             changes no weight on a CPU; on a GPU a step that is looked at runs outside of the CUDA graph.
-        warm_up: epochs in which the learning rate of a schedule by steps climbs from zero; None: none.
+        warm_up: epochs in which the learning rate climbs from zero to the schedule's; None: none.
         scales: a hash of the file whose tensors lend Madam their scales (``--scales``); None: there is none.
         floor: the smallest weight that Madam may leave behind, as a share of the clamp sigma*; None: there is none.
         average: the decay, a step, of an average of the weights to evaluate with; None: there is none.
@@ -83,6 +83,10 @@ class Recipe:
 
     def lr_at(self, progress: float) -> float:
         """The learning rate after so many epochs, fractions included."""
+        climbed = min(1.0, progress / self.warm_up) if self.warm_up else 1.0
+        return climbed * self._scheduled(progress)
+
+    def _scheduled(self, progress: float) -> float:
         if isinstance(self.schedule, str):
             if self.lr is None:
                 raise ValueError(f"{self.name}: a {self.schedule!r} schedule needs lr=")
@@ -92,8 +96,7 @@ class Recipe:
             if self.schedule == "cosine":
                 return self.lr * 0.5 * (1 - math.cos(math.pi * left))
             raise ValueError(f"{self.name}: schedule {self.schedule!r} is unknown; use steps, 'cosine' or 'linear'")
-        climbed = min(1.0, progress / self.warm_up) if self.warm_up else 1.0
-        return climbed * [lr for start, lr in self.schedule if start <= progress][-1]
+        return [lr for start, lr in self.schedule if start <= progress][-1]
 
     def settings(self) -> dict[str, Any]:
         """Everything that determines the run, but the seed, as plain values."""

@@ -20,6 +20,8 @@ def crossing_table(results: Results) -> Table:
         names = [f"{task}_{variant}" for task in tasks]
         known = [task.startswith("cifar") or variant in crossing.VARIANTS for task in tasks]
         ours += [record for name in names for record in results.of(name)]
+        if not any(results.of(name) for name in names):
+            continue  # not tried, or not yet
         cells = [results.ours(name) if has else "" for name, has in zip(names, known, strict=True)]
         rows.append((variant.replace("_", " "), *cells))
     note = (
