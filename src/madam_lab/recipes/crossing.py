@@ -59,8 +59,9 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
             "arguments": {"crossing": 1.0, "weight_decay": 0.3, **more},
             "warm_up": "a twentieth",
         }
-        for bound, more in (("", {}), ("_bound_10", {"bound": 10.0}))
+        for bound, more in (("", {}), ("_bound_5", {"bound": 5.0}), ("_bound_10", {"bound": 10.0}))
     },
+    "crossing_1_bound_5_decay_0.3": {"arguments": {"crossing": 1.0, "bound": 5.0, "weight_decay": 0.3}},
     "crossing_1_decay_1": {"arguments": {"crossing": 1.0, "weight_decay": 1.0}},
     "crossing_1_decay_0.3_step_3": {"arguments": {"crossing": 1.0, "weight_decay": 0.3, "max_step": 3.0}},
     "crossing_1_bound_20_decay_0.1": {"arguments": {"crossing": 1.0, "bound": 20.0, "weight_decay": 0.1}},
