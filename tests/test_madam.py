@@ -5,6 +5,7 @@ import math
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -297,6 +298,24 @@ def test_complex_parameters_step_as_pairs_of_reals(dtype):
         for optimizer in optimizers:
             optimizer.step()
         assert torch.equal(torch.view_as_real(whole.detach()), pairs.detach())
+
+
+def test_complex_gradients_that_await_their_conjugation_are_what_they_mean():
+    start = torch.randn(6, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    lazy, plain = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    lazy.conj().abs().sum().backward()
+    assert lazy.grad.is_conj()
+    plain.grad = lazy.grad.resolve_conj()
+    for p in (lazy, plain):
+        Madam([p]).step()
+    assert torch.equal(lazy.detach(), plain.detach())
+    assert not torch.equal(lazy.detach(), start)
+
+
+def test_numbers_of_numpy_are_numbers():
+    optimizer = Madam([nn.Parameter(torch.ones(2))], lr=np.float32(0.5), weight_decay=np.float64(0.25))
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.5, 0.25)
+    assert type(optimizer.param_groups[0]["lr"]) is float
 
 
 def test_a_parameter_without_a_gradient_has_no_state_and_starts_its_own_clock_later():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchmadam import Madam
+from torchmadam import Madam, to_ladder_
 
 
 def trained(model, steps=120, **madam):
@@ -137,3 +137,29 @@ def test_what_began_as_zeros_is_known_after_a_resume():
 @pytest.mark.parametrize("bound", [0.5, 1.0])
 def test_bounds_that_weights_begin_at_say_nothing(bound):
     assert trained(nn.Linear(8, 64), bound=bound) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ladder", "told"),
+    [
+        ({"crossing": 1.0, "bound": None}, "paper12", "bound=, crossing=: Madam has this for floats"),
+        ({"scale": 5.0}, "signed8", "scale=: Madam has this for floats"),
+        ({"crossing": 1.0}, "signed8", None),  # as it is
+        ({"weight_decay": 0.1}, "paper12", None),
+    ],
+)
+def test_arguments_that_codes_do_not_have_are_named_once(arguments, ladder, told):
+    def said(model):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer = Madam(model.parameters(), **arguments)
+            for _ in range(3):
+                for p in model.parameters():
+                    p.grad = torch.zeros(p.shape)
+                optimizer.step()
+        return [str(w.message) for w in caught]
+
+    messages = said(to_ladder_(nn.Linear(4, 4), ladder))
+    assert len(messages) == (told is not None)
+    assert all(told in message for message in messages)
+    assert said(to_ladder_(nn.Linear(4, 4), ladder, filter=lambda name, p: name != "bias")) == []  # it is for the bias

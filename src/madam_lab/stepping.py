@@ -31,7 +31,9 @@ def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> t
     fast: dict[str, Any] = {"fused": True} if device.type == "cuda" else {}
     named = list(model.named_parameters())
     if recipe.optimiser == "madam":
-        optimiser = Madam.paper(named, lr=lr, **recipe.arguments)
+        conversions = ("bound", "zero_scale") if recipe.ladder is not None else ()  # which to_ladder_ had
+        arguments = {name: value for name, value in recipe.arguments.items() if name not in conversions}
+        optimiser = Madam.paper(named, lr=lr, **arguments)
         if recipe.floor is not None:
             optimiser.register_step_post_hook(functools.partial(_lift, floor=recipe.floor))
         return optimiser

@@ -14,6 +14,8 @@ from torchmadam.messages import describe, warn
 SECOND_MOMENTS = ("float32", "8bit", "none")
 ROUNDINGS = (None, "nearest", "stochastic")
 
+# Arguments that are numbers.
+NUMBERS = ("lr", "beta", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
 # What schedulers and layer-wise decay put into a group beside the optimiser's own arguments.
 _GUESTS = frozenset({"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "lr_scale"})
 # What torch.compile, FSDP and activation checkpointing put into a parameter's name when they wrap a module.
@@ -103,8 +105,8 @@ def measured_scales(tensors: Iterable[Tensor]) -> list[float]:
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of reals; any other as it is."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    """A complex tensor as pairs of reals; any other as it is. A gradient that awaits its conjugation is copied."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def first_of(group: Mapping[str, Any], name: str | None, param: Tensor) -> int:
@@ -204,8 +206,7 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
                 f"{describe(getattr(param, 'label', None))} is a view of codes, and an optimiser steps whole tensors; "
                 f"pass the tensor it is a view of"
             )
-    numbers = ("lr", "beta", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
-    for name in numbers:
+    for name in NUMBERS:
         if not isinstance(group[name], float | int | Tensor) and not (name == "bound" and group[name] is None):
             raise ValueError(f"{name}={group[name]!r} cannot work: it must be a number")
     _require(

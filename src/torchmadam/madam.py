@@ -1,6 +1,7 @@
 """The optimiser: groups, state and the loop over parameters. The mathematics is in update.py."""
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from torchmadam import groups, held, noise, shards
+from torchmadam import groups, held, noise, replaced, shards
 from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import describe
@@ -40,8 +41,9 @@ class Madam(Optimizer):
         second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
             quarter; or "none" for u = sign g, the rule of the paper's theorem, with no state per weight.
         bias_correction: divide the second moment by 1 - beta^t. The paper's text has none; its experiments did.
-        rounding: of bfloat16 and float16 parameters: None or "stochastic"; or "nearest", under which relative steps
-            below 0.4 % (bfloat16) or 0.05 % (float16) round away, so that training stops when lr decays.
+        rounding: of codes, for which None is their ladder's own; and of bfloat16 and float16 parameters, for which None
+            is "stochastic". Under "nearest", relative steps below 0.4 % (bfloat16) or 0.05 % (float16) round away, so
+            that training stops when lr decays.
         seed: of the stochastic rounding.
         weight_decay: multiplies weights by exp(-lr weight_decay).
         maximize: climb instead of descending.
@@ -50,11 +52,15 @@ class Madam(Optimizer):
             differently in the last place; codes are the same. Other dtypes, 8-bit moments, and tensors with gaps in
             memory step as without it; so does a GPU, whose kernels make one pass anyway.
 
+    ``bound``, ``crossing``, ``scale`` and ``zero_scale`` are for floats: codes have theirs from
+    :func:`torchmadam.to_ladder_`.
+
     A gradient element that is not finite, or whose square is above 2^126, leaves its weight and its second moment
     as they are; :meth:`nonfinite_count` says how many there were.
     """
 
     _built = False
+    _replacements = 0  # that were looked at
     # PyTorch's name: whether a GradScaler hands over its scale. release_gradients sets it, to refuse it.
     _step_supports_amp_scaling = False
 
@@ -113,6 +119,9 @@ class Madam(Optimizer):
         """Add a group of parameters; arguments it does not give are the constructor's."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        for name in groups.NUMBERS:
+            if isinstance(group[name], Real):  # NumPy's numbers among them
+                group[name] = float(group[name])
         try:
             groups.check(group, self.defaults)
         except Exception:
@@ -141,6 +150,7 @@ class Madam(Optimizer):
             self._step_group(group)
             return
         self._check_capture(group["lr"])
+        self._check_replaced()
         coded = _has_codes(group["params"])
         self._watch.look(group, self.state, coded=coded)
         situation = situation_of(group, self.state) if is_launched(group) else None
@@ -242,6 +252,7 @@ class Madam(Optimizer):
 
         The name and the shape of this method are PyTorch's: ``torch.compile`` runs it outside the graph it traces.
         """
+        self._check_replaced()
         for name, p in self._ready(group, coded=False):
             state = self.state[p]
             params.append(shards.local(p))
@@ -265,11 +276,6 @@ class Madam(Optimizer):
             for name, p in zip(names, group["params"], strict=True)
             if p.grad is not None and _is_coded(p) == coded
         ]
-        if any(p.grad is None and getattr(p, "was_replaced", False) for p in group["params"]):
-            raise RuntimeError(
-                "the model's parameters were replaced after this optimiser was made, by to_ladder_, to_dense_ or load, "
-                "so that it would train what is no longer there; convert and load first, make the optimiser afterwards"
-            )
         for name, p in ready:
             if p.grad.layout != torch.strided:
                 raise ValueError(
@@ -309,6 +315,11 @@ class Madam(Optimizer):
                 groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
         for p, state in zip(params, states, strict=True):
             self.state[p] = state | self.state.get(p, {})
+
+    def _check_replaced(self) -> None:
+        if self._replacements != replaced.count():
+            replaced.check([p for group in self.param_groups for p in group["params"]])
+            self._replacements = replaced.count()
 
     @staticmethod
     def _check_capture(lr: float | Tensor) -> None:

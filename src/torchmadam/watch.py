@@ -22,6 +22,10 @@ _FEWEST = 16  # weights of a tensor whose share at the end means something
 _Float = tuple[str | None, Tensor, Tensor, bool]
 
 
+# What codes have from to_ladder_, and what it is when nothing was said about it.
+_OF_FLOATS = {"bound": 3.0, "crossing": 0.0, "scale": None, "zero_scale": 0.01}
+
+
 class Watch:
     """Looks at the parameters of an optimiser as it steps."""
 
@@ -44,6 +48,8 @@ class Watch:
                 own = [here for p in group["params"] if isinstance(here := shards.local(p), LadderTensor)]
                 for ladder in {here.coding.format for here in own}:
                     self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding)
+        if coded and not self._ticks[place]:
+            self._look_at_arguments(group)
         self._ticks[place] += 1
         due = self._ticks[place] in _EARLY or self._ticks[place] % _EVERY == 0
         if not (due or self._coming) or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
@@ -60,6 +66,19 @@ class Watch:
             warn(
                 f"lr={lr:g} is at most half the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes "
                 f'most weights; use rounding="stochastic" or a finer ladder',
+            )
+
+    def _look_at_arguments(self, group: dict[str, Any]) -> None:
+        own = [shards.local(p) for p in group["params"]]
+        ladders = [here.coding.format for here in own if isinstance(here, LadderTensor)]
+        given = [name for name, usual in _OF_FLOATS.items() if group[name] != usual]
+        if all(ladder.crossing == group["crossing"] for ladder in ladders) and "crossing" in given:
+            given.remove("crossing")
+        if given and len(ladders) == len(own) and "arguments" not in self._said:
+            self._said.add("arguments")
+            warn(
+                f"{', '.join(f'{name}=' for name in given)}: Madam has this for floats, and these parameters are "
+                f"codes, which have theirs from to_ladder_; say it there, and crossing= by a signed ladder",
             )
 
     def _look_at_codes(self, group: dict[str, Any]) -> None:

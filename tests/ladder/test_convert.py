@@ -380,6 +380,38 @@ def test_an_optimiser_made_before_the_parameters_were_replaced_says_so_instead_o
     Madam(model.parameters()).step()
 
 
+@pytest.mark.parametrize("clear", [lambda m, o: m.zero_grad(), lambda m, o: o.zero_grad(set_to_none=False)])
+def test_so_does_one_whose_old_parameters_have_kept_their_last_gradient(clear):
+    model = nn.Linear(3, 2)
+    optimizer = Madam(model.parameters())
+    for replace in (lambda: None, lambda: to_ladder_(model, 12, init="nearest")):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        replace()
+        clear(model, optimizer)
+    model(torch.ones(1, 3)).sum().backward()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="make the optimiser afterwards"):
+            optimizer.step()
+
+
+def test_parameters_that_another_module_still_holds_train_on_and_a_broken_tie_is_named():
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    to_ladder_(model[1], 12)
+    assert model[0].weight is not model[1].weight
+    optimizer = Madam(model.parameters())
+    model[0].requires_grad_(False)  # what has no gradient is no sign of anything
+    model(torch.randn(4, 8)).sum().backward()
+    with pytest.warns(UserWarning, match=r"1 of the parameters \(of shape \(8, 8\)\) were shared.*trained as two now"):
+        optimizer.step()
+    model[0].requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model[0].weight)
+
+
 @pytest.mark.parametrize(
     "function", [to_ladder_, to_dense_, lambda x: torchmadam.save(x, "x")], ids=["ladder", "dense", "save"]
 )

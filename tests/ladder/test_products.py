@@ -121,6 +121,17 @@ def test_the_operator_is_what_its_schema_says():
     torch.library.opcheck(torch.ops.torchmadam.linear.default, (*arguments, torch.ones(20).bfloat16()))
 
 
+@pytest.mark.parametrize("kind", ["CPU", "float32", "gradients"])
+def test_where_the_operator_cannot_be_a_graph_is_for_any_number_of_rows(kind, monkeypatch):
+    monkeypatch.setattr(products, "DEVICES", {"cuda"} if kind == "CPU" else {"cpu"})
+    net = layer(dtype=torch.float32 if kind == "float32" else torch.bfloat16).requires_grad_(kind == "gradients")
+    x = torch.randn(8, 48, dtype=net.weight.dtype)
+    shapes = ({0: torch.export.Dim("rows")},)
+    exported = torch.export.export(net, (x,), dynamic_shapes=shapes).module()
+    more = torch.randn(100, 48, dtype=net.weight.dtype)
+    torch.testing.assert_close(exported(more), net(more))
+
+
 def test_a_compiled_model_has_the_operator_in_its_graph(calls):
     graphs = []
 

@@ -257,3 +257,26 @@ def test_the_layer_wise_rule_moves_every_layer_by_the_same_relative_amount():
         step = p.detach() - a
         assert float(step.norm() / a.norm()) == pytest.approx(0.1)
         assert float((step * p.grad).sum() / step.norm() / p.grad.norm()) == pytest.approx(-1)
+
+
+def test_layers_without_a_gradient_do_not_count():
+    """An unused head, or one that is frozen, moves nothing and endangers nothing."""
+
+    class WithHead(nn.Sequential):
+        def forward(self, x):
+            for layer in [*self][:-1]:
+                x = layer(x)
+            return x
+
+    plain = network(2, 0)
+    model = WithHead(*plain, nn.Linear(12, 4).double())
+    optimizer = Madam(model.named_parameters(), 1e-6)
+    closure = loss_of(model)
+    assert safe_lr(model, closure, optimizer) == pytest.approx(safe_lr(plain, closure))
+    assert theory.descent_report(model, closure, optimizer).promises_descent
+    model[0].requires_grad_(False)
+    report = theory.descent_report(model, closure, Madam(model[2].parameters(), 1e-6))
+    assert report.promises_descent
+    assert report.actual < 0
+    with pytest.raises(ValueError, match="no layer has a gradient"):
+        safe_lr(model, lambda: 0 * closure())

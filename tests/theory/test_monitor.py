@@ -141,6 +141,20 @@ def test_training_that_has_blown_up_is_observed_as_it_is():
     assert math.isnan(last.bound)
 
 
+def test_a_layer_whose_gradient_is_zero_does_not_bound_the_step():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(-100)  # nothing passes
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    with TrustMonitor(optimizer, every=1) as monitor:
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+    (seen,) = monitor.observations
+    cosines = [layer.cosine for layer in seen.layers.values()]
+    assert cosines[:2] == [0, 0]
+    assert seen.bound == pytest.approx(cosines[2])
+
+
 def test_layers_are_the_users_choice_and_may_mix_floats_and_codes():
     model = network()
     to_ladder_(model[0], "signed8")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmadam import groups, noise, shards
+from torchmadam import groups, noise, replaced, shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
@@ -238,5 +238,4 @@ def replace_tensors(model: nn.Module, new: Mapping[Any, Tensor]) -> None:
         for name, old in [*module._parameters.items(), *module._buffers.items()]:
             if old is not None and old in new:
                 setattr(module, name, new[old])  # not into the dict: recurrent layers keep a list besides
-                old.was_replaced = True  # type: ignore[attr-defined]  # for an optimiser that still holds it
-                new[old].was_replaced = False  # type: ignore[attr-defined]  # it may have been there before
+                replaced.mark(old, new[old])

@@ -38,8 +38,7 @@ def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _product(x: Any, weight: LadderTensor, bias: Tensor | None) -> Any:
     """X W^T + bias, with a whole weight or its transposed view; NotImplemented where decoding it is the better way."""
     coding = weight.coding
-    few = x.dim() > 0 and x.shape[-1] > 0 and 0 < x.numel() // x.shape[-1] <= linear_op.MOST
-    if isinstance(x, LadderTensor) or not few or x.device.type not in DEVICES or x.dtype not in linear_op.DTYPES:
+    if isinstance(x, LadderTensor) or x.device.type not in DEVICES or x.dtype not in linear_op.DTYPES or x.dim() == 0:
         return NotImplemented
     if x.dtype != weight.dtype or x.shape[-1] != coding.columns or coding.order != (0, 1) or coding.rows == 0:
         return NotImplemented
@@ -47,6 +46,9 @@ def _product(x: Any, weight: LadderTensor, bias: Tensor | None) -> Any:
         return NotImplemented
     given = [t for t in (x, weight, bias) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return NotImplemented
+    # Last, since it puts a condition on the number of rows into a graph that is being traced.
+    if not (x.shape[-1] > 0 and 0 < x.numel() // x.shape[-1] <= linear_op.MOST):
         return NotImplemented
     if bias is not None and (bias.dtype != x.dtype or tuple(bias.shape) != (coding.rows,)):
         return NotImplemented  # which says what is wrong

@@ -87,8 +87,9 @@ class DescentReport:
 
     @property
     def promises_descent(self) -> bool:
-        """Whether the measured breakdown is below cos theta in every layer, so that the step must help."""
-        return all(row.breakdown < math.cos(row.theta) for row in self.layers)
+        """Whether the measured breakdown is below cos theta in every layer that moves, so that the step must help."""
+        moving = [row for row in self.layers if row.relative_size > 0]
+        return bool(moving) and all(row.breakdown < math.cos(row.theta) for row in moving)
 
     def __str__(self) -> str:
         head = f"{'':32} {'cos gamma':>10} {'cos theta':>10} {'|dW|/|W|':>10} {'breakdown':>10} {'g . dW':>11}"
@@ -184,7 +185,8 @@ def safe_lr(model: nn.Module, closure: Closure, optimizer: Optimizer | None = No
     """The largest lr that the theorem allows for this model and loss now, for Madam's exponential steps.
 
     An upper bound under an assumption: it is for steps of equal relative size (u = +-1), holds as far as deep relative
-    trust does, and is about one step on the loss that the closure computes, not about a noisy run of many.
+    trust does, and is about one step on the loss that the closure computes, not about a noisy run of many. Layers
+    without a gradient, which will not move, do not count.
     """
     widths = _widths(model, optimizer)
     with trial_of(model) as trial:
@@ -199,8 +201,13 @@ def safe_lr(model: nn.Module, closure: Closure, optimizer: Optimizer | None = No
                 add(sizes[layer], widths[name] ** 2 * weight.numel(), squared_length(weight))
     if not angles:
         raise ValueError("the model has no layers; choose others with layers=")
-    cosines = [math.cos(angle(*parts)) for parts in angles.values()]
-    stretches = [stretch(math.sqrt(width), math.sqrt(weight)) for width, weight in sizes.values()]
+    moving = [layer for layer, (_, _, gradient) in angles.items() if gradient != 0]
+    if not moving:
+        raise ValueError(
+            "no layer has a gradient, so no lr would move anything; does the closure's loss depend on them?"
+        )
+    cosines = [math.cos(angle(*angles[layer])) for layer in moving]
+    stretches = [stretch(*map(math.sqrt, sizes[layer])) for layer in moving]
     return descent_bound(cosines, len(cosines), exponential=True, stretches=stretches)
 
 

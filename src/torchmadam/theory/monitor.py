@@ -58,9 +58,12 @@ class Observation:
 
     @property
     def bound(self) -> float:
-        """The largest relative step, equal in all layers, at which the theorem promises descent for these angles."""
-        cosines = [layer.cosine for layer in self.layers.values()]
-        return math.nan if any(map(math.isnan, cosines)) else descent_bound(cosines, len(cosines))
+        """The largest relative step, equal in all layers, at which the theorem promises descent for these angles.
+
+        Of layers that have a gradient: others have no angle, and will not move. Not a number if none has.
+        """
+        cosines = [layer.cosine for layer in self.layers.values() if layer.cosine != 0]
+        return math.nan if not cosines or any(map(math.isnan, cosines)) else descent_bound(cosines, len(cosines))
 
 
 class Writer(Protocol):
