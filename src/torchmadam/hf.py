@@ -44,6 +44,7 @@ class LadderQuantizer(HfQuantizer):
     is_qat_trainable = True
     is_compileable = True
     _files: Sequence[str] = ()
+    _dtype: torch.dtype | None = None
 
     def is_serializable(self) -> bool:
         """Whether ``save_pretrained`` may write the model."""
@@ -56,6 +57,11 @@ class LadderQuantizer(HfQuantizer):
         # Trainer resumes from the tensors alone, without the metadata.
         tensors |= {f"{name}.ladder": as_bytes(claims) for name, claims in about["coded"].items()}
         return tensors, checkpoint.metadata_of(tensors, about)
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What ``from_pretrained(..., dtype=...)`` was given, or the configuration says."""
+        self._dtype = dtype
+        return dtype
 
     def get_new_dtype(self, *_: Any) -> None:
         """Nothing is cast on the way in: the file says what its tensors are."""
@@ -75,6 +81,9 @@ class LadderQuantizer(HfQuantizer):
             model.tie_weights()
             state = checkpoint.unflatten(*checkpoint.read(*self._files))
             checkpoint.fill(model, state, self._files[0])
+            # A model of several dtypes keeps them: its configuration, which has room for one, is not about all.
+            if len({p.dtype for p in model.parameters() if p.is_floating_point()}) == 1:
+                model.to(self._dtype)
         elif self.quantization_config.bits is None:
             raise ValueError('LadderConfig() does not say which codes to take; use LadderConfig(12) or ("signed8")')
         else:

@@ -125,6 +125,19 @@ def test_models_whose_weights_transformers_renames_on_saving_keep_every_code(mak
     assert not any(isinstance(p, LadderTensor) for p in model.dequantize().parameters())  # after it was saved, too
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_coded_model_decodes_to_the_dtype_that_was_asked_for_or_to_its_own(stored, tmp_path):
+    model = small_gpt2(LENGTH, layers=1, width=32).to(stored)
+    hf.register_(to_ladder_(model, "signed8", filter=lambda name, p: p.dim() > 1)).save_pretrained(tmp_path)
+    other = torch.bfloat16 if stored == torch.float32 else torch.float32
+    for given, expected in (({}, stored), ({"dtype": other}, other), ({"dtype": "auto"}, stored)):
+        back = type(model).from_pretrained(tmp_path, **given)
+        assert {p.dtype for p in back.parameters()} == {expected} == {back.dtype, back.config.dtype}
+        for p, q in zip(model.parameters(), back.parameters(), strict=True):
+            if isinstance(p, LadderTensor):
+                assert torch.equal(p.codes(), q.codes())
+
+
 def test_floats_beside_codes_keep_their_own_dtype(tmp_path):
     model = small_gpt2(LENGTH, layers=1, width=32)
     to_ladder_(model, 12, dtype=torch.bfloat16, filter=lambda name, p: p.dim() > 1)

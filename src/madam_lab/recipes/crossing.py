@@ -65,6 +65,11 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "crossing_1_decay_1": {"arguments": {"crossing": 1.0, "weight_decay": 1.0}},
     "crossing_1_decay_0.3_step_3": {"arguments": {"crossing": 1.0, "weight_decay": 0.3, "max_step": 3.0}},
     "crossing_1_bound_20_decay_0.1": {"arguments": {"crossing": 1.0, "bound": 20.0, "weight_decay": 0.1}},
+    # A decay alone may be enough to hold weights: the same zone of 3 sigma, and nothing to be clamped at.
+    **{
+        f"crossing_3_bound_none_decay_{d:g}": {"arguments": {"crossing": 3.0, "bound": None, "weight_decay": d}}
+        for d in (0.1, 0.3)
+    },
     "crossing_10_bound_none_decay_0.1": {"arguments": {"crossing": 10.0, "bound": None, "weight_decay": 0.1}},
     # An average instead of a schedule, or beside one.
     "crossing_1_average": {**CROSSED, "average": 0.99},
