@@ -155,6 +155,16 @@ def test_a_layer_whose_gradient_is_zero_does_not_bound_the_step():
     assert seen.bound == pytest.approx(cosines[2])
 
 
+def test_nothing_is_promised_of_a_layer_of_zeros_that_moves():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    nn.init.zeros_(model[1].weight)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    with TrustMonitor(optimizer, every=1) as monitor:
+        (model(torch.randn(3, 4)) - 1).square().sum().backward()
+        optimizer.step()
+    assert monitor.observations[0].bound == 0
+
+
 def test_layers_are_the_users_choice_and_may_mix_floats_and_codes():
     model = network()
     to_ladder_(model[0], "signed8")

@@ -60,9 +60,10 @@ class Observation:
     def bound(self) -> float:
         """The largest relative step, equal in all layers, at which the theorem promises descent for these angles.
 
-        Of layers that have a gradient: others have no angle, and will not move. Not a number if none has.
+        Of layers that have a gradient: others make no angle with anything. Not a number if none has.
         """
-        cosines = [layer.cosine for layer in self.layers.values() if layer.cosine != 0]
+        # A layer of zeros has no angle with its gradient either, but its step has: nothing is promised of it.
+        cosines = [layer.cosine for layer in self.layers.values() if layer.cosine != 0 or layer.alignment != 0]
         return math.nan if not cosines or any(map(math.isnan, cosines)) else descent_bound(cosines, len(cosines))
 
 
