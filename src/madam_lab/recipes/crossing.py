@@ -57,7 +57,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     **{
         f"crossing_1{bound}_decay_0.3_warm": {
             "arguments": {"crossing": 1.0, "weight_decay": 0.3, **more},
-            "warm_up": "a twentieth",
+            "warm_up": 0.05,
         }
         for bound, more in (("", {}), ("_bound_5", {"bound": 5.0}), ("_bound_10", {"bound": 10.0}))
     },
@@ -125,11 +125,11 @@ TUNED = {
 
 
 def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe with something changed; a schedule may be one of the ``PARTS``, and a warm-up a twentieth of the run."""
+    """A recipe with something changed; a schedule may be one of the ``PARTS``, and a warm-up is a share of the run."""
     changes = dict(changes)
     schedule = changes.pop("schedule", base.schedule)
     if "warm_up" in changes:
-        changes["warm_up"] = base.epochs // 20
+        changes["warm_up"] = round(base.epochs * changes["warm_up"])
     changed = replace(base, **changes)
     if schedule in PARTS:
         rates = PARTS[schedule]
