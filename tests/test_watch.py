@@ -1,12 +1,13 @@
 """Warnings about float tensors that are held back by their bound, those that began as zeros among them."""
 
+import inspect
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from torchmadam import Madam, to_ladder_
+from torchmadam import Madam, to_ladder_, watch
 
 
 def trained(model, steps=120, **madam):
@@ -163,3 +164,8 @@ def test_arguments_that_codes_do_not_have_are_named_once(arguments, ladder, told
     assert len(messages) == (told is not None)
     assert all(told in message for message in messages)
     assert said(to_ladder_(nn.Linear(4, 4), ladder, filter=lambda name, p: name != "bias")) == []  # it is for the bias
+
+
+def test_what_is_usual_for_floats_is_what_madam_has_by_default():
+    usual = {name: inspect.signature(Madam).parameters[name].default for name in watch._OF_FLOATS}
+    assert usual == watch._OF_FLOATS

@@ -252,7 +252,7 @@ class Madam(Optimizer):
 
         The name and the shape of this method are PyTorch's: ``torch.compile`` runs it outside the graph it traces.
         """
-        self._check_replaced()
+        self._check_replaced()  # for a step that is being compiled
         for name, p in self._ready(group, coded=False):
             state = self.state[p]
             params.append(shards.local(p))

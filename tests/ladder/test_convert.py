@@ -395,6 +395,16 @@ def test_so_does_one_whose_old_parameters_have_kept_their_last_gradient(clear):
             optimizer.step()
 
 
+def test_so_does_one_whose_step_is_compiled_afterwards():
+    model = nn.Linear(3, 2)
+    optimizer = Madam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    to_ladder_(model, 12)
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="make the optimiser afterwards"):
+        torch.compile(optimizer.step, backend="eager")()
+
+
 def test_parameters_that_another_module_still_holds_train_on_and_a_broken_tie_is_named():
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     model[1].weight = model[0].weight
