@@ -10,9 +10,8 @@ import torch
 def milliseconds(step: Callable[[], object], device: torch.device, seconds: float = 0.5) -> float:
     """The median of five stretches that together fill about so many seconds, after warming up."""
     _stretch(step, device, 3)
-    once = min(
-        _stretch(step, device, 2) for _ in range(3)
-    )  # whatever else is done once, it is not done in all of these
+    # What is done only once, such as loading code, is not in all of these.
+    once = min(_stretch(step, device, 2) for _ in range(3))
     repeats = max(1, min(100, round(seconds * 200 / max(once, 1e-6))))
     return statistics.median(_stretch(step, device, repeats) for _ in range(5))
 
