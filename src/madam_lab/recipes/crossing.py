@@ -41,7 +41,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "crossing_1_linear": {**CROSSED, "schedule": "linear"},
     **{f"crossing_1_bound_{b:g}": {"arguments": {"crossing": 1.0, "bound": b}} for b in (2.0, 5.0)},
     "crossing_1_bound_none": {"arguments": {"crossing": 1.0, "bound": None}},
-    **{f"crossing_1_decay_{d:g}": {"arguments": {"crossing": 1.0, "weight_decay": d}} for d in (0.03, 0.1, 0.3)},
+    **{f"crossing_1_decay_{d:g}": {"arguments": {"crossing": 1.0, "weight_decay": d}} for d in (0.01, 0.03, 0.1, 0.3)},
     **{
         f"crossing_{c:g}_decay_{d:g}": {"arguments": {"crossing": c, "weight_decay": d}}
         for c in (0.3, 3.0)
@@ -62,6 +62,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         for bound, more in (("", {}), ("_bound_5", {"bound": 5.0}), ("_bound_10", {"bound": 10.0}))
     },
     "crossing_1_bound_5_decay_0.3": {"arguments": {"crossing": 1.0, "bound": 5.0, "weight_decay": 0.3}},
+    "crossing_1_decay_0.3_linear": {"arguments": {"crossing": 1.0, "weight_decay": 0.3}, "schedule": "linear"},
     "crossing_1_decay_1": {"arguments": {"crossing": 1.0, "weight_decay": 1.0}},
     "crossing_1_decay_0.3_step_3": {"arguments": {"crossing": 1.0, "weight_decay": 0.3, "max_step": 3.0}},
     "crossing_1_bound_20_decay_0.1": {"arguments": {"crossing": 1.0, "bound": 20.0, "weight_decay": 0.1}},
