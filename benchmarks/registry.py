@@ -108,9 +108,9 @@ def _plain_rule(params: list[nn.Parameter], device: torch.device) -> Step:
     bad = [torch.zeros((), dtype=torch.int64, device=device) for _ in params]
     streams, crossings = list(range(len(params))), [0.0] * len(params)
     return lambda: update.madam_(
-        weights, [p.grad for p in params], moments, [], steps, scales, bad, streams=streams, crossings=crossings,
-        lr=0.01, beta=0.999, max_step=8.0, bound=3.0, weight_decay=0.0, bias_correction=True, rounding=None,
-        maximize=False,
+        weights, [p.grad for p in params], [], moments, [], steps, scales, bad, streams=streams, crossings=crossings,
+        lr=0.01, momentum=0.0, beta=0.999, max_step=8.0, bound=3.0, weight_decay=0.0, bias_correction=True,
+        rounding=None, maximize=False,
     )  # fmt: skip
 
 
@@ -141,14 +141,20 @@ def _torchao(params: list[nn.Parameter], device: torch.device, name: str) -> Ste
     return getattr(optim, name)(params, lr=1e-4, bf16_stochastic_round=True).step  # type: ignore[no-any-return]
 
 
-def _coded(name: str, preset: str, weights: torch.dtype = torch.bfloat16, moment: str = "float32") -> Entry:
+def _coded(
+    name: str,
+    preset: str,
+    weights: torch.dtype = torch.bfloat16,
+    moment: str = "float32",
+    momentum: float = 0.0,
+) -> Entry:
     ladder = LadderFormat.preset(preset)
     stored = ladder.stored_bits / 8
     # Codes are read and written, but for the signs of the paper's ladder, which are only read; the gradient is read,
     # the second moment is read and written.
     codes = 2 * stored if ladder.is_signed else 2 * stored - 1 / 8
-    held = 8 if moment == "float32" else 2 * (1 + 1 / 128)
-    make = functools.partial(_stochastic, second_moment=moment)
+    held = (8 if moment == "float32" else 2 * (1 + 1 / 128)) + (4 if momentum else 0)
+    make = functools.partial(_stochastic, second_moment=moment, momentum=momentum)
     return Entry(name, make, weights, ladder, codes + weights.itemsize + held, capturable=True, ours=True)
 
 
@@ -168,6 +174,7 @@ ENTRIES = [
     Entry("Madam's rule, one operation after another", _plain_rule),
     Entry("Madam float32", _madam, traffic=20, capturable=True, ours=True),
     Entry("Madam bfloat16", _madam, torch.bfloat16, traffic=14, capturable=True, ours=True),
+    Entry("Madam float32, momentum", functools.partial(_madam, momentum=0.9), traffic=24, capturable=True, ours=True),
     Entry("Madam float32, compile=True", _compiled, traffic=20, devices=("cpu",), ours=True, reference=_madam),
     Entry("Madam bfloat16, compile=True", _compiled, torch.bfloat16, None, 14, ("cpu",), ours=True, reference=_madam),
     _coded("Madam 12-bit", "paper12"),
@@ -187,9 +194,12 @@ ENTRIES = [
         capturable=True,
         ours=True,
     ),
+    _coded("Madam signed 8-bit, momentum", "signed8", momentum=0.9),
+    _coded("Madam signed 12-bit, momentum", "signed12", momentum=0.9),
     _coded("Madam 12-bit, 8-bit moment", "paper12", moment="8bit"),
     _coded("Madam 8-bit, 8-bit moment", "paper8", moment="8bit"),
     _coded("Madam signed 8-bit, 8-bit moment", "signed8", moment="8bit"),
+    _coded("Madam signed 8-bit, 8-bit moment, momentum", "signed8", moment="8bit", momentum=0.9),
     # Last, because they compile for minutes.
     Entry("torchao AdamW8bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW8bit"), torch.bfloat16, devices=("cuda",)),
     Entry("torchao AdamW4bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW4bit"), torch.bfloat16, devices=("cuda",)),

@@ -25,6 +25,7 @@ RULES = [
     {"rounding": "stochastic", "bias_correction": False, "maximize": True},
     {"second_moment": "none", "weight_decay": 0.1},
     {"beta": 0.0, "max_step": 0.5},
+    {"momentum": 0.9, "maximize": True},
 ]
 
 
@@ -124,7 +125,7 @@ def test_a_shard_steps_as_its_rows_of_the_whole(ladder, sign_seed):
     planes, coding = holder[0].planes, holder[0].coding
     grad = torch.randn(12, 37, generator=torch.Generator().manual_seed(2))
     rule = {
-        "lr": 0.01, "beta": 0.9, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True,
+        "lr": 0.01, "momentum": 0.0, "beta": 0.9, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True,
         "rounding": "stochastic", "maximize": False, "streams": [noise.stream(0, 0)], "compile": True,
     }  # fmt: skip
     found = []
@@ -133,7 +134,7 @@ def test_a_shard_steps_as_its_rows_of_the_whole(ladder, sign_seed):
         own = replace(coding, shape=shape, first_row=rows.start, whole_rows=12)
         parts = [plane[rows].clone() for plane in planes]
         state = torch.zeros(shape), torch.zeros(()), torch.zeros((), dtype=torch.int64)
-        ops.coded_step_([parts], [own], [grad[rows]], [state[0]], [], [state[1]], [state[2]], **rule)
+        ops.coded_step_([parts], [own], [grad[rows]], [], [state[0]], [], [state[1]], [state[2]], **rule)
         found.append(own.unpack(parts))
     assert torch.equal(found[0][5:9], found[1])
     assert not torch.equal(found[1], coding.unpack(planes)[5:9])
@@ -193,5 +194,5 @@ def test_the_halves_of_a_key_are_those_of_tensors():
 def test_positions_beyond_31_bits_are_not_taken():
     coding = parameters("signed8")[1].coding
     far = replace(coding, first_row=2**31 // 33, whole_rows=2**32)
-    assert compiled_codes.takes(coding, None)
-    assert not compiled_codes.takes(far, None)
+    assert compiled_codes.takes(coding, [])
+    assert not compiled_codes.takes(far, [])

@@ -59,6 +59,7 @@ def test_a_version_1_state_loads_and_continues_as_it_did():
     optimizer = Madam([{"params": params[:3]}, {"params": params[3:]}])
     optimizer.load_state_dict(golden["state"])
     assert optimizer.param_groups[1]["crossing"] == 0.1
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.0, 0.0]  # which there was none of yet
     assert torch.equal(optimizer.param_groups[0]["lr"], torch.tensor(0.02))
     assert {int(state["step"]) for state in optimizer.state.values()} == {4}
     train(params, optimizer, range(4, 8))

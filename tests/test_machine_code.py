@@ -61,6 +61,7 @@ RULE = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize(
     ("kind", "ptx"),
@@ -69,7 +70,7 @@ RULE = {
         *((kind, True) for kind in ("paper12", "large paper12", "large signed8")),
     ],
 )
-def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight, ptx, monkeypatch, tmp_path):
+def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight, ptx, momentum, monkeypatch, tmp_path):
     from torchmadam.kernels import launch
     from torchmadam.ladder.layout import CodeLayout
 
@@ -82,12 +83,15 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
     scalars = [torch.zeros(()) for _ in shapes]
     counts = [torch.zeros((), dtype=torch.int64) for _ in shapes]
     moments = [torch.zeros(s, dtype=torch.uint8 if eight else torch.float32) for s in shapes]
+    means = [torch.zeros(s, dtype=torch.bfloat16) for s in shapes] if momentum else []
+    rule = {**RULE, "momentum": momentum}
     if kind in ("float32", "bfloat16"):
         weights = [torch.zeros(s, dtype=getattr(torch, kind)) for s in shapes]
         groups = [moment8.count_groups((w.numel(),)) for w in weights]
         exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
         launch.float_step(
-            weights, weights, moments, exponents, scalars, scalars, counts, crossings=[0.0, 1.0], bound=3.0, **RULE
+            weights, weights, means, moments, exponents, scalars, scalars, counts, crossings=[0.0, 1.0], bound=3.0,
+            **rule,
         )  # fmt: skip
     else:
         codings = [CodeLayout.contiguous(LadderFormat.preset(kind.removeprefix("large ")), s) for s in shapes]
@@ -95,7 +99,7 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight
         groups = [moment8.count_groups(s) for s in shapes]
         exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
         grads = [torch.zeros(s, dtype=torch.bfloat16) for s in shapes]
-        launch.coded_step(planes, codings, grads, moments, exponents, scalars, counts, **RULE)
+        launch.coded_step(planes, codings, grads, means, moments, exponents, scalars, counts, **rule)
     steps = [one for one in found if "EIGHT" in one.arguments]
     assert len(found) == len(steps) + kind.startswith("large")  # the clock
     assert len(steps) == (1 if kind in ("float32", "bfloat16") else 2)

@@ -49,6 +49,7 @@ def same(a, b):
         ({"lr": torch.tensor([0.1, 0.1])}, "Tensor lr must be 1-element"),
         ({"beta": 1.0}, "beta=1.0 cannot work.*0 <= beta < 1"),
         ({"beta": -0.1}, "beta=-0.1"),
+        ({"momentum": 1.0}, "momentum=1.0 cannot work.*0 <= momentum < 1"),
         ({"max_step": 0.0}, "max_step=0.0 cannot work"),
         ({"lr": math.inf}, "lr=inf cannot work"),
         ({"lr": None}, "lr=None cannot work: it must be a number"),
@@ -78,7 +79,7 @@ def test_a_bad_argument_raises_a_value_error_that_says_what_to_do(arguments, say
     ("name", "says"),
     [
         ("betas", "did you mean 'beta'"),
-        ("momentum", "it would do nothing; remove it"),
+        ("nesterov", "it would do nothing; remove it"),
         ("learning_rate", "it would do nothing; remove it"),
         ("weight_decays", "did you mean 'weight_decay'"),
         ("crosing", "did you mean 'crossing'"),
@@ -105,8 +106,8 @@ def test_every_argument_lives_in_the_param_groups():
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
     assert [g["bound"] for g in optimizer.param_groups] == [1.0, 3.0]
     expected = {
-        "lr", "beta", "max_step", "bound", "crossing", "scale", "zero_scale", "second_moment", "bias_correction",
-        "rounding", "seed", "weight_decay", "maximize",
+        "lr", "beta", "momentum", "max_step", "bound", "crossing", "scale", "zero_scale", "second_moment",
+        "bias_correction", "rounding", "seed", "weight_decay", "maximize",
     }  # fmt: skip
     assert expected <= optimizer.param_groups[0].keys()
 
@@ -622,12 +623,13 @@ def test_a_compiled_step_is_one_graph_and_a_changing_lr_does_not_recompile_it(dt
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=needs_a_compiler)]
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_step_with_a_float_lr_settles_after_one_recompilation_and_follows_lr(backend):
+def test_a_compiled_step_with_a_float_lr_settles_after_one_recompilation_and_follows_lr(backend, momentum):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     eager, compiled = network(), network()
-    optimizers = [Madam(m.parameters(), weight_decay=5.0) for m in (eager, compiled)]
+    optimizers = [Madam(m.parameters(), weight_decay=5.0, momentum=momentum) for m in (eager, compiled)]
     step = torch.compile(optimizers[1].step, backend=backend, fullgraph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -39,6 +39,7 @@ def madam_inputs(device, dtype=None):
         OptimizerInput(None, {"weight_decay": 0.1, "maximize": True}, "maximize"),
         OptimizerInput(None, {"crossing": 1.0}, "crossing"),
         OptimizerInput(None, {"second_moment": "none"}, "sign rule"),
+        OptimizerInput(None, {"momentum": 0.9}, "momentum"),
         OptimizerInput(None, {"bias_correction": False, "bound": None}, "the paper's text, unbounded"),
     ]
 
@@ -405,6 +406,7 @@ def test_default_dtype_does_not_matter(config):
         paths.append((weight, bias))
         assert {v.dtype for h in optimizer.state.values() for v in h.values() if isinstance(v, torch.Tensor)} <= {
             torch.float32,
+            torch.bfloat16,
             torch.int64,
         }
     for path in paths[1:]:

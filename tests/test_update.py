@@ -13,6 +13,7 @@ from torchmadam import update
 
 RULE = {
     "lr": 0.01,
+    "momentum": 0.0,
     "beta": 0.999,
     "max_step": 8.0,
     "bound": 3.0,
@@ -28,8 +29,9 @@ learning_rates = st.sampled_from([1e-4, 0.01, 0.1, 1.0])
 class Slot:
     """One parameter with its state, stepped by the function under test."""
 
-    def __init__(self, w, *, scale=None, crossing=0.0, moment=True):
+    def __init__(self, w, *, scale=None, crossing=0.0, moment=True, mean=False):
         self.w = w.clone()
+        self.means = [torch.zeros_like(w, dtype=torch.bfloat16)] if mean else []
         self.moments = [torch.zeros_like(w, dtype=torch.float32)] if moment else []
         self.step = torch.zeros(())
         rms = w.double().square().mean().sqrt().float() if w.numel() else torch.zeros(())
@@ -42,6 +44,7 @@ class Slot:
         update.madam_(
             [self.w],
             [grad],
+            self.means,
             self.moments,
             [],
             [self.step],
@@ -304,10 +307,10 @@ def laid_out(tensor, layout):
 def test_a_step_in_pieces_is_the_step_in_one_piece(monkeypatch, layout, grad_layout, dtype, crossing):
     shape = (13, 7, 3, 5)
     whole, pieces, sign = (
-        Slot(laid_out(draw(shape, 0).to(dtype), layout), crossing=crossing, moment=moment)
+        Slot(laid_out(draw(shape, 0).to(dtype), layout), crossing=crossing, moment=moment, mean=True)
         for moment in (True, True, False)
     )
-    whole.rule = pieces.rule = sign.rule = {"weight_decay": 0.1}
+    whole.rule = pieces.rule = sign.rule = {"weight_decay": 0.1, "momentum": 0.9}
     sign_pieces = copy.deepcopy(sign)
     stepped = {"pieces": 0}
     direction_ = update.direction_

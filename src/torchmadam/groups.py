@@ -15,9 +15,11 @@ SECOND_MOMENTS = ("float32", "8bit", "none")
 ROUNDINGS = (None, "nearest", "stochastic")
 
 # Arguments that are numbers.
-NUMBERS = ("lr", "beta", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
+NUMBERS = ("lr", "beta", "momentum", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
 # What schedulers and layer-wise decay put into a group beside the optimiser's own arguments.
-_GUESTS = frozenset({"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "lr_scale"})
+_GUESTS = frozenset(
+    {"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "lr_scale", "base_momentum", "max_momentum"}
+)
 # What torch.compile, FSDP and activation checkpointing put into a parameter's name when they wrap a module.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Sums of squares are taken over so many elements at a time: in one go float32 loses digits, and float64 takes memory.
@@ -207,12 +209,16 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
                 f"pass the tensor it is a view of"
             )
     for name in NUMBERS:
-        if not isinstance(group[name], float | int | Tensor) and not (name == "bound" and group[name] is None):
+        kinds = float | int if name == "momentum" else float | int | Tensor
+        if not isinstance(group[name], kinds) and not (name == "bound" and group[name] is None):
             raise ValueError(f"{name}={group[name]!r} cannot work: it must be a number")
     _require(
         0 <= float(lr) < math.inf, group, "lr", "a step downhill needs a finite lr >= 0; to climb, use maximize=True"
     )
     _require(0 <= group["beta"] < 1, group, "beta", "it is the memory of a running mean: 0 <= beta < 1, usually 0.999")
+    _require(
+        0 <= group["momentum"] < 1, group, "momentum", "it is a running mean's memory: 0 <= momentum < 1, usually 0.9"
+    )
     _require(group["max_step"] > 0, group, "max_step", "it limits a step to max_step times lr: use 8, the paper's")
     _require(
         group["bound"] is None or 0 < group["bound"] < math.inf,

@@ -1,4 +1,4 @@
-"""The second moment in an optimiser's state: made, changed from one kind to another, kept in its parameter's order."""
+"""Moments in an optimiser's state: made, changed from one kind to another, kept in their parameter's order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,13 @@ from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
 
-def prepare(state: dict[str, Any], p: Tensor, kind: str, stream: int) -> None:
+def prepare(state: dict[str, Any], p: Tensor, kind: str, momentum: float, stream: int) -> None:
     """See to it that a parameter's state has a second moment of this kind, in the parameter's memory order.
 
-    That order changes with ``model.to(memory_format=...)``, the kind when somebody edits a param group. The moment of a
-    sharded parameter is sharded alike.
+    And a first moment, if there is momentum. That order changes with ``model.to(memory_format=...)``, the kind when
+    somebody edits a param group. The moments of a sharded parameter are sharded alike.
     """
+    _prepare_mean(state, p, momentum)
     if kind == "none":
         return
     whole, p = p, shards.local(p)
@@ -25,13 +26,11 @@ def prepare(state: dict[str, Any], p: Tensor, kind: str, stream: int) -> None:
     wanted = torch.float32 if kind == "float32" else torch.uint8
     if held is not None and held.dtype == wanted and _is_ordered(held, real):
         return
-    if p.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a second moment is made, or changes its kind or memory order, in a CUDA graph, which would do that again "
-            "at every replay; make one step outside of the capture first"
-        )
+    _refuse_capture(p)
     if held is None:
-        state["step"].zero_()  # which is how many gradients the moment has seen
+        state["step"].zero_()  # which is how many gradients the moments have seen
+        if "first_moment" in state:
+            shards.local(state["first_moment"]).zero_()
         held = _empty(real, wanted).zero_()
         state["second_moment"] = shards.like(held, whole)
         if kind == "8bit":
@@ -48,6 +47,31 @@ def prepare(state: dict[str, Any], p: Tensor, kind: str, stream: int) -> None:
     state["exponents"] = torch.empty(count_exponents(p), dtype=torch.uint8, device=held.device)
     begin = rows_of(p)[1].first if isinstance(p, LadderTensor) else shards.first_of(whole) or 0
     moment8.encode_(codes, state["exponents"], _as_grouped(ordered, p), moment8.phase(stream, state["step"]), begin)
+
+
+def _prepare_mean(state: dict[str, Any], p: Tensor, momentum: float) -> None:
+    """See to it that there is a first moment in the parameter's memory order, or, without momentum, none.
+
+    A new one of a parameter that has stepped before is too small for some steps, and so are those.
+    """
+    if not momentum:
+        state.pop("first_moment", None)
+        return
+    real = groups.as_real(shards.local(p))
+    held = shards.local(state["first_moment"]) if "first_moment" in state else None
+    if held is not None and held.dtype == torch.bfloat16 and _is_ordered(held, real):
+        return
+    _refuse_capture(real)
+    new = _empty(real, torch.bfloat16)
+    state["first_moment"] = shards.like(new.zero_() if held is None else new.copy_(held), p)
+
+
+def _refuse_capture(p: Tensor) -> None:
+    if p.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a moment is made, or changes its kind or memory order, in a CUDA graph, which would do that again at "
+            "every replay; make one step outside of the capture first"
+        )
 
 
 def as_float(state: dict[str, Any], p: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ class Madam(Optimizer):
         params: parameters, ``named_parameters()`` or param groups.
         lr: the typical relative change of a weight in one step [eta], a float or a 1-element tensor.
         beta: the memory of the second moment [beta].
+        momentum: the memory of the first moment, a mean of the gradient that steps follow instead of the last one;
+            Adam's is 0.9. The paper has none: 0, and no state for it. Else it takes two bytes a weight.
         max_step: the largest step in units of ``lr`` [eta*/eta].
         bound: weights are clamped to this many times their tensor's initial RMS [sigma*/sigma]; None: no clamp.
         crossing: 0 is the paper's rule, under which no weight ever changes sign. Above 0, steps become additive
@@ -70,6 +72,7 @@ class Madam(Optimizer):
         lr: float | Tensor = 0.01,
         *,
         beta: float = 0.999,
+        momentum: float = 0.0,
         max_step: float = 8.0,
         bound: float | None = 3.0,
         crossing: float = 0.0,
@@ -86,6 +89,7 @@ class Madam(Optimizer):
         defaults = {
             "lr": lr,
             "beta": beta,
+            "momentum": momentum,
             "max_step": max_step,
             "bound": bound,
             "crossing": crossing,
@@ -110,9 +114,9 @@ class Madam(Optimizer):
     def paper(cls, params: ParamsT, lr: float | Tensor = 0.01, **arguments: Any) -> "Madam":
         """The paper's Algorithm 1 with the bias correction of its experiments, whatever the defaults are.
 
-        No crossing, a bound of 3, no weight decay. Other arguments are those of the class.
+        No crossing, a bound of 3, no momentum, no weight decay. Other arguments are those of the class.
         """
-        rule = {"beta": 0.999, "max_step": 8.0, "bound": 3.0, "crossing": 0.0, "bias_correction": True}
+        rule = {"beta": 0.999, "momentum": 0.0, "max_step": 8.0, "bound": 3.0, "crossing": 0.0, "bias_correction": True}
         return cls(params, lr, **{**rule, "second_moment": "float32", "weight_decay": 0.0, **arguments})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -177,6 +181,7 @@ class Madam(Optimizer):
             launches = self._step_coded(group)
         params: list[Tensor] = []
         grads: list[Tensor] = []
+        means: list[Tensor] = []
         moments: list[Tensor] = []
         exponents: list[Tensor] = []
         steps: list[Tensor] = []
@@ -185,12 +190,15 @@ class Madam(Optimizer):
         streams: list[int] = []
         crossings: list[float] = []
         firsts: list[int] = []
-        self._init_group(group, params, grads, moments, exponents, steps, scales, nonfinite, streams, crossings, firsts)
+        self._init_group(
+            group, params, grads, means, moments, exponents, steps, scales, nonfinite, streams, crossings, firsts
+        )
         if not params:
             return launches
         own = ops.float_step_(
             [groups.as_real(p) for p in params],
             [groups.as_real(g) for g in grads],
+            means,
             moments,
             exponents,
             steps,
@@ -216,6 +224,7 @@ class Madam(Optimizer):
             [planes for planes, _ in rows],
             [coding for _, coding in rows],
             [shards.local(p.grad) for p in params],
+            [shards.local(state["first_moment"]) for state in states if group["momentum"]],
             [shards.local(state["second_moment"]) for state in states if group["second_moment"] != "none"],
             [state["exponents"] for state in states if group["second_moment"] == "8bit"],
             [state["step"] for state in states],
@@ -231,7 +240,7 @@ class Madam(Optimizer):
     def _rule(group: dict[str, Any]) -> dict[str, Any]:
         """The arguments that a step of floats and a step of codes share."""
         lr = group["lr"]
-        names = ("beta", "max_step", "weight_decay", "bias_correction", "rounding", "maximize")
+        names = ("momentum", "beta", "max_step", "weight_decay", "bias_correction", "rounding", "maximize")
         return {"lr": lr.reshape(()) if isinstance(lr, Tensor) else lr, **{name: group[name] for name in names}}
 
     def _init_group(
@@ -239,6 +248,7 @@ class Madam(Optimizer):
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
+        means: list[Tensor],
         moments: list[Tensor],
         exponents: list[Tensor],
         steps: list[Tensor],
@@ -258,6 +268,8 @@ class Madam(Optimizer):
             params.append(shards.local(p))
             grads.append(shards.local(p.grad))
             firsts.append(groups.first_of(group, name, p))
+            if group["momentum"]:
+                means.append(shards.local(state["first_moment"]))
             if group["second_moment"] != "none":
                 moments.append(shards.local(state["second_moment"]))
             if group["second_moment"] == "8bit":
@@ -279,7 +291,7 @@ class Madam(Optimizer):
         for name, p in ready:
             if p.grad.layout != torch.strided:
                 raise ValueError(
-                    f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's second moment is "
+                    f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's moments are "
                     f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
                 )
         # New ones, and those whose state is from when they were codes, which carry their scale themselves.
@@ -291,7 +303,8 @@ class Madam(Optimizer):
             if coded:  # what it had as a float
                 state.pop("scale", None)
                 state.pop("crossing", None)
-            held.prepare(state, p, group["second_moment"], noise.stream(group["seed"], state["index"]))
+            stream = noise.stream(group["seed"], state["index"])
+            held.prepare(state, p, group["second_moment"], group["momentum"], stream)
         return ready
 
     def _init_state(self, group: dict[str, Any], names: list[str | None], params: list[Any], *, coded: bool) -> None:
@@ -362,7 +375,8 @@ class Madam(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle, a deepcopy or :meth:`load_state_dict`."""
         super().__setstate__(state)
-        self.defaults.setdefault("compile", False)  # a pickle may be older than that argument
+        for name, value in (("compile", False), ("momentum", 0.0)):  # a pickle may be older than these arguments
+            self.defaults.setdefault(name, value)
         self.defaults.pop("differentiable", None)  # the base class's own addition; Madam has no such argument
         self.__dict__.setdefault("_watch", Watch())
         self.__dict__.setdefault("_repeats", Repeats())
@@ -374,8 +388,9 @@ class Madam(Optimizer):
             for name, value in own.items():
                 if isinstance(value, Exact):
                     own[name] = value.on(p.device)
-            if "second_moment" in own:
-                own["second_moment"] = shards.part_of(own["second_moment"], p)
+            for name in ("first_moment", "second_moment"):
+                if name in own:
+                    own[name] = shards.part_of(own[name], p)
 
 
 def _is_coded(p: Tensor) -> bool:

@@ -1,7 +1,5 @@
 """The second moment: how large each weight's gradient usually is."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ def fold_(moment: Tensor, square: Tensor, where: Tensor | None, *, beta: float) 
 def correction(step: Tensor, *, beta: float) -> Tensor:
     """1 - beta^t, the share of its full weight that a moment of t gradients has."""
     # In float32 this loses four digits at t = 1; from float64 it also rounds alike on every device.
-    return (1 - torch.exp(step.double() * math.log(beta))).float() if beta else torch.ones_like(step)
+    return (1 - torch.pow(beta, step.double())).float()
 
 
 def normalised(grad: Tensor, moment: Tensor, correction: Tensor | None, *, max_step: float) -> Tensor:

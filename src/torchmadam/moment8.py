@@ -79,6 +79,11 @@ def phase(key: int, step: Tensor) -> Tensor:
     return (step.to(torch.int64) * _GOLDEN + key).to(torch.int32)
 
 
+def phase_number(key: int, step: int) -> int:
+    """:func:`phase` of a number, as an unsigned one."""
+    return (step * _GOLDEN + key) % 2**32
+
+
 def decoded(codes: Tensor, exponents: Tensor) -> Tensor:
     """The moment as float32, of a flat tensor or a matrix of codes."""
     bits = (exponents.to(torch.int32) << 23).unsqueeze(1) + _in_groups((codes.to(torch.int64) * _FIFTH) >> 8)

@@ -104,6 +104,16 @@ def random_bits_like(tensor: Tensor, key: int, step: Tensor, first: int = 0) -> 
     return random_bits(in_memory.shape, key, step, first).permute(back)
 
 
+def positions_like(tensor: Tensor, first: int = 0) -> Tensor:
+    """The position in memory of each element of a tensor, counted from ``first`` (row-major, if memory has gaps)."""
+    order = memory_order(tensor)
+    back = sorted(range(tensor.dim()), key=order.__getitem__)
+    if not tensor.permute(order).is_contiguous():
+        order = back = list(range(tensor.dim()))
+    place = torch.arange(first, first + tensor.numel(), device=tensor.device)
+    return place.view([tensor.shape[dim] for dim in order]).permute(back)
+
+
 def memory_order(tensor: Tensor) -> list[int]:
     """The dimensions of a tensor, from the slowest in memory to the fastest."""
     strides = tensor.stride()

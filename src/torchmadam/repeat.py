@@ -16,8 +16,8 @@ from torchmadam.ladder.tensor import LadderTensor
 Launch = Callable[[float | Tensor], None]
 _MOST = 16  # for each parameter: gradients move between a few places from step to step
 _ARGUMENTS = itemgetter(
-    "beta", "max_step", "bound", "crossing", "second_moment", "bias_correction", "rounding", "seed", "weight_decay",
-    "maximize",
+    "beta", "momentum", "max_step", "bound", "crossing", "second_moment", "bias_correction", "rounding", "seed",
+    "weight_decay", "maximize",
 )  # fmt: skip
 _MOMENTS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -89,8 +89,11 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     held: list[Any] = [*map(state.get, params)]
     if not all(held):
         return None  # the first step of some
+    if not group["momentum"] and "first_moment" in held[0]:
+        return None  # the first step without momentum, which drops them
     try:
-        moments = [each[name] for name in _MOMENTS[group["second_moment"]] for each in held]
+        names = _MOMENTS[group["second_moment"]] + (("first_moment",) if group["momentum"] else ())
+        moments = [each[name] for name in names for each in held]
     except KeyError:
         return None  # the first step with this kind of moment
     here = params

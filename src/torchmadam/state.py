@@ -44,13 +44,13 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     params = dict(zip(order, (p for group in optimizer.param_groups for p in group["params"]), strict=False))
     shielded = {}
     for index, state in state_dict["state"].items():
-        moment = state.get("second_moment")
-        if index in params and moment is not None and moment.shape != groups.as_real(params[index]).shape:
-            raise ValueError(
-                f"the second moment of parameter {index} has shape {tuple(moment.shape)} where the parameter has "
-                f"{tuple(groups.as_real(params[index]).shape)}; load the state of the same model, with its parameters "
-                f"in the same order"
-            )
+        for moment in (state.get("first_moment"), state.get("second_moment")):
+            if index in params and moment is not None and moment.shape != groups.as_real(params[index]).shape:
+                raise ValueError(
+                    f"a moment of parameter {index} has shape {tuple(moment.shape)} where the parameter has "
+                    f"{tuple(groups.as_real(params[index]).shape)}; load the state of the same model, with its "
+                    f"parameters in the same order"
+                )
         if index in params and "exponents" in state:
             p = params[index]
             fits = state["exponents"].numel() == held.count_exponents(p)
@@ -64,9 +64,12 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
             name: Exact(value) if isinstance(value, Tensor) or name == "step" else value
             for name, value in state.items()
         }
-    # Whether to compile is this machine's business, not the state's.
-    own = [group["compile"] for group in optimizer.param_groups]
+    # Whether to compile is this machine's business, not the state's; and a state may be older than momentum.
+    own = optimizer.param_groups
     loaded = state_dict["param_groups"]
     if len(own) == len(loaded):
-        loaded = [{**group, "compile": compiled} for group, compiled in zip(loaded, own, strict=True)]
+        loaded = [
+            {"momentum": mine["momentum"], **group, "compile": mine["compile"]}
+            for group, mine in zip(loaded, own, strict=True)
+        ]
     return {**state_dict, "state": shielded, "param_groups": loaded}

@@ -3,7 +3,7 @@
 Per weight w with gradient g, each step:
 
     v  <-  beta v + (1 - beta) g^2                                    second moment, gbar = sqrt(v / (1 - beta^t))
-    u  <-  clamp(g / gbar, -max_step, +max_step)
+    u  <-  clamp(g / gbar, -max_step, +max_step)                      g: or its mean, with momentum
     w  <-  w exp(-lr u sign w)                                        crossing = 0: the paper's Madam, Algorithm 1
     w  <-  clamp(w, -sigma*, +sigma*)                                 sigma* = bound x the tensor's first RMS
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchmadam import moment, moment8, noise
 from torchmadam.ladder.layout import CodeLayout
+from torchmadam.mean import Mean
 
 # exp(80) = 5.5e34 is finite in float32, with room for a weight in front of it.
 MAX_LOG_STEP = 80.0
@@ -53,6 +54,7 @@ def sinh(a: Tensor) -> Tensor:
 def madam_(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
+    means: Sequence[Tensor],
     moments: Sequence[Tensor],
     exponents: Sequence[Tensor],
     steps: Sequence[Tensor],
@@ -62,6 +64,7 @@ def madam_(
     streams: Sequence[int],
     crossings: Sequence[float],
     lr: float | Tensor,
+    momentum: float,
     beta: float,
     max_step: float,
     bound: float | None,
@@ -73,6 +76,7 @@ def madam_(
 ) -> None:
     """Step real float tensors of any dtype, shape, stride and device in place.
 
+    ``means`` (like the parameters, bfloat16), the first moments, are empty where momentum is 0.
     ``moments`` (like the parameters, float32; or codes of :mod:`moment8`, which come with ``exponents``) may be empty:
     then u = sign g, the rule of the paper's theory section.
     ``steps``, ``scales`` (sigma, the RMS at the first step) and ``nonfinite`` are 0-d tensors, one a parameter, on its
@@ -89,18 +93,21 @@ def madam_(
         if weight_decay:
             # From float64: as exact as the weights are, whatever PyTorch's default dtype is.
             factor = torch.exp(torch.full((), -weight_decay, dtype=torch.float64, device=param.device) * lr)
-        correction = moment.correction(steps[i], beta=beta) if bias_correction else None
+        corrections = _corrections(steps[i], momentum, beta, bias_correction)
 
-        phase = moment8.phase(streams[i], steps[i]) if exponents else None
+        phase = moment8.phase(streams[i], steps[i]) if exponents or means else None
         begin = firsts[i] if firsts else 0
 
-        for first, w, grad, second_moment in _pieces(param, grads[i], moments[i] if moments else None):
+        own = (means[i] if means else None, moments[i] if moments else None)
+        for first, w, grad, mean, second_moment in _pieces(param, grads[i], *own):
             held: Tensor | moment8.Piece | None = second_moment
-            if second_moment is not None and phase is not None:
+            if second_moment is not None and phase is not None and exponents:
                 held = moment8.Piece(second_moment, exponents[i][first // moment8.GROUP :], phase, begin + first)
+            average = None if mean is None or phase is None else Mean(mean, phase, begin + first)
             u, usable = direction_(
-                grad, held, correction, nonfinite[i], beta=beta, max_step=max_step, maximize=maximize
-            )
+                grad, average, held, corrections, nonfinite[i], momentum=momentum, beta=beta, max_step=max_step,
+                maximize=maximize,
+            )  # fmt: skip
             old = w.float() if narrow else w
             new = moved(old, u.to(old.dtype).mul_(lr).clamp_(-MAX_LOG_STEP, MAX_LOG_STEP), width)
             if factor is not None:
@@ -136,6 +143,7 @@ def madam_coded_(
     planes: Sequence[Sequence[Tensor]],
     codings: Sequence[CodeLayout],
     grads: Sequence[Tensor],
+    means: Sequence[Tensor],
     moments: Sequence[Tensor],
     exponents: Sequence[Tensor],
     steps: Sequence[Tensor],
@@ -143,6 +151,7 @@ def madam_coded_(
     *,
     streams: Sequence[int],
     lr: float | Tensor,
+    momentum: float,
     beta: float,
     max_step: float,
     weight_decay: float,
@@ -152,7 +161,7 @@ def madam_coded_(
 ) -> None:
     """Step coded tensors in place: k <- k + round(s u lr / spacing), kept on the ladder. No float weight appears.
 
-    ``moments`` have their parameter's shape and strides; the other arguments are those of :func:`madam_`.
+    ``means`` and ``moments`` have their parameter's shape and strides; the other arguments are those of :func:`madam_`.
     """
     for i, coding in enumerate(codings):
         steps[i].add_(1)
@@ -162,10 +171,11 @@ def madam_coded_(
             torch.as_tensor(rate, dtype=torch.float32) * weight_decay if weight_decay else 0.0
         )  # rounded as in kernels
         stochastic = (rounding or ladder.default_rounding) == "stochastic"
-        correction = moment.correction(steps[i], beta=beta) if bias_correction else None
+        corrections = _corrections(steps[i], momentum, beta, bias_correction)
         gradient = coding.matrix(grads[i])
+        mean = coding.matrix(means[i]) if means else None
         second_moment = coding.matrix(moments[i]) if moments else None
-        phase = moment8.phase(streams[i], steps[i]) if exponents else None
+        phase = moment8.phase(streams[i], steps[i]) if exponents or means else None
 
         # In sixteens: so many rows are whole groups of an 8-bit moment.
         each = max(1, _span(gradient) // max(1, 16 * coding.columns)) * 16
@@ -173,18 +183,14 @@ def madam_coded_(
             rows = slice(first, first + each)
             place = coding.first + first * coding.columns
             held: Tensor | moment8.Piece | None = None if second_moment is None else second_moment[rows]
-            if isinstance(held, Tensor) and phase is not None:
+            if isinstance(held, Tensor) and phase is not None and exponents:
                 own = exponents[i][moment8.count_groups((first, coding.columns)) :]
                 held = moment8.Piece(held, own, phase, place, is_matrix=True)
+            average = None if mean is None or phase is None else Mean(mean[rows], phase, place)
             u, usable = direction_(
-                gradient[rows],
-                held,
-                correction,
-                nonfinite[i],
-                beta=beta,
-                max_step=max_step,
-                maximize=maximize,
-            )
+                gradient[rows], average, held, corrections, nonfinite[i],
+                momentum=momentum, beta=beta, max_step=max_step, maximize=maximize,
+            )  # fmt: skip
             bits = noise.shared_bits(u.shape, streams[i], steps[i], place) if stochastic else None
             own_planes = [plane[rows] for plane in planes[i]]
             old = coding.unpack(own_planes, first)
@@ -196,19 +202,28 @@ def madam_coded_(
                 plane.copy_(new)
 
 
+def _corrections(step: Tensor, momentum: float, beta: float, wanted: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Of the first moment and of the second, each None where there is nothing to correct."""
+    if not wanted:
+        return None, None
+    return moment.correction(step, beta=momentum) if momentum else None, moment.correction(step, beta=beta)
+
+
 def direction_(
     grad: Tensor,
+    mean: Mean | None,
     second_moment: Tensor | moment8.Piece | None,
-    correction: Tensor | None,
+    corrections: tuple[Tensor | None, Tensor | None],
     nonfinite: Tensor,
     *,
+    momentum: float,
     beta: float,
     max_step: float,
     maximize: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Fold a gradient into its second moment; return u, in float32, and where it means something; None: everywhere.
+    """Fold a gradient into its moments; return u, in float32, and where it means something; None: everywhere.
 
-    Without a second moment u = sign g.
+    Without a second moment u = sign g, or the sign of the mean, where there is one.
     """
     # Float32 is where the second moment lives, whatever the parameter and its gradient are.
     grad = -grad.float() if maximize else grad.float()
@@ -216,30 +231,35 @@ def direction_(
     usable = moment.usable(square)
     if usable is not None:
         nonfinite.add_((~usable).sum())
+    if mean is not None:
+        grad = mean.fold_(grad, usable, momentum=momentum)
     if second_moment is None:
         return torch.sign(grad), usable
     value = second_moment.decoded() if isinstance(second_moment, moment8.Piece) else second_moment
     moment.fold_(value, square, usable, beta=beta)
     if isinstance(second_moment, moment8.Piece):
         second_moment.encode_(value)
-    return moment.normalised(grad, value, correction, max_step=max_step), usable
+    of_mean, of_square = corrections
+    if of_mean is not None:
+        grad = grad / of_mean
+    return moment.normalised(grad, value, of_square, max_step=max_step), usable
 
 
 def _pieces(
-    param: Tensor, grad: Tensor, second_moment: Tensor | None
-) -> list[tuple[int, Tensor, Tensor, Tensor | None]]:
-    """A parameter, its gradient and moment, a span at a time in memory order, each after the position of its start.
+    param: Tensor, grad: Tensor, mean: Tensor | None, second_moment: Tensor | None
+) -> list[tuple[int, Tensor, Tensor, Tensor | None, Tensor | None]]:
+    """A parameter, its gradient and moments, a span at a time in memory order, each after the position of its start.
 
     Tensors that have gaps in memory, or lie there in different orders, come whole.
     """
     size = _span(param)
     order = noise.memory_order(param)
-    flat = [t.permute(order) for t in (param, grad, second_moment) if t is not None]
-    if param.numel() <= size or not all(t.is_contiguous() for t in flat):
-        return [(0, param, grad, second_moment)]
-    w, g, *v = (t.view(-1).split(size) for t in flat)
-    parts = zip(w, g, *(v or [[None] * len(w)]), strict=True)
-    return [(i * size, *part) for i, part in enumerate(parts)]
+    flat = [None if t is None else t.permute(order) for t in (param, grad, mean, second_moment)]
+    if param.numel() <= size or not all(t is None or t.is_contiguous() for t in flat):
+        return [(0, param, grad, mean, second_moment)]
+    count = -(-param.numel() // size)
+    w, g, m, v = ([None] * count if t is None else t.view(-1).split(size) for t in flat)
+    return [(i * size, *part) for i, part in enumerate(zip(w, g, m, v, strict=True))]
 
 
 def _span(tensor: Tensor) -> int:

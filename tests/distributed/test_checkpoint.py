@@ -13,6 +13,7 @@ from torchmadam.distributed import export, load, save
 
 CASES = [
     ("paper12", {"sign_seed": 4}, {"rounding": "stochastic"}),
+    ("signed8", {}, {"momentum": 0.9}),
     pytest.param("signed8", {}, {"second_moment": "8bit"}, marks=pytest.mark.slow),
     pytest.param(torch.bfloat16, {}, {}, marks=pytest.mark.slow),
 ]

@@ -10,7 +10,10 @@ from torchmadam import LadderFormat, LadderTensor, held, noise, update
 from torchmadam.kernels import compiled
 from torchmadam.ladder.layout import SEED, CodeLayout
 
-RULE = {"lr": 0.013, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True, "maximize": False}
+RULE = {
+    "lr": 0.013, "momentum": 0.0, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True,
+    "maximize": False,
+}  # fmt: skip
 
 
 def scalars():
@@ -22,13 +25,13 @@ def test_narrow_floats_round_by_their_place_in_the_whole_tensor(step):
     w, g = torch.randn(1000).bfloat16(), torch.randn(1000).bfloat16()
     rule = {**RULE, "bound": 3.0, "rounding": None, "streams": [5], "crossings": [0.0]}
     whole = w.clone()
-    step([whole], [g], [torch.zeros(1000)], [], *scalars(), **rule)
+    step([whole], [g], [], [torch.zeros(1000)], [], *scalars(), **rule)
     for first, last in ((0, 301), (301, 1000), (1000, 1000)):
         part, moment = w[first:last].clone(), torch.zeros(last - first)
-        step([part], [g[first:last].clone()], [moment], [], *scalars(), firsts=[first], **rule)
+        step([part], [g[first:last].clone()], [], [moment], [], *scalars(), firsts=[first], **rule)
         assert torch.equal(part, whole[first:last])
     stranger = w[301:].clone()
-    step([stranger], [g[301:].clone()], [torch.zeros(699)], [], *scalars(), **rule)
+    step([stranger], [g[301:].clone()], [], [torch.zeros(699)], [], *scalars(), **rule)
     assert not torch.equal(stranger, whole[301:])
 
 
@@ -37,8 +40,8 @@ def test_compiled_steps_know_positions_beyond_32_bits():
     w, g = torch.randn(64).bfloat16(), torch.randn(64).bfloat16()
     rule = {**RULE, "bound": 3.0, "rounding": None, "streams": [5], "crossings": [0.0], "firsts": [2**33 + 7]}
     reference, ours = w.clone(), w.clone()
-    update.madam_([reference], [g], [torch.zeros(64)], [], *scalars(), **rule)
-    compiled.float_step([ours], [g], [torch.zeros(64)], [], *scalars(), **rule)
+    update.madam_([reference], [g], [], [torch.zeros(64)], [], *scalars(), **rule)
+    compiled.float_step([ours], [g], [], [torch.zeros(64)], [], *scalars(), **rule)
     assert torch.equal(reference, ours)
 
 
@@ -52,7 +55,7 @@ def test_codes_round_and_take_their_signs_by_their_place_in_the_whole_tensor(sig
     def stepped(own, layout, grad):
         own = [p.clone() for p in own]
         steps, _, nonfinite = scalars()
-        update.madam_coded_([own], [layout], [grad], [torch.zeros(grad.shape)], [], steps, nonfinite, **rule)
+        update.madam_coded_([own], [layout], [grad], [], [torch.zeros(grad.shape)], [], steps, nonfinite, **rule)
         return own
 
     whole = stepped(planes, coding, g)
@@ -72,6 +75,6 @@ def test_a_moment_that_becomes_8_bit_on_a_shard_is_dithered_by_its_place_in_the_
         layout = coding if first == 0 else replace(coding, shape=(last - first, 24), first_row=first, whole_rows=16)
         p = LadderTensor([plane[first:last].contiguous() for plane in planes], torch.ones(()), layout)
         state = {"second_moment": moment[first:last].clone(), "step": torch.tensor(3.0)}
-        held.prepare(state, p, "8bit", 77)
+        held.prepare(state, p, "8bit", 0.0, 77)
         found.append(held.as_float(state, p))
     assert torch.equal(found[0][5:], found[1])

@@ -112,6 +112,8 @@ KINDS = [
     ("paper10", {}, {"second_moment": "none", "rounding": "stochastic", "weight_decay": 0.1}),
     (None, {}, {}),
     (torch.bfloat16, {}, {}),
+    ("signed8", {}, {"momentum": 0.9}),
+    (torch.bfloat16, {}, {"momentum": 0.9, "second_moment": "none"}),
 ]
 
 
@@ -134,8 +136,8 @@ def fsdp_steps_equal_one_process(rank, kinds=KINDS):
                 assert_same(model, reference)
             for p, q in zip(model.parameters(), reference.parameters(), strict=True):
                 ours, own = optimizer.state[p], theirs.state[q]
-                if "second_moment" in own:
-                    assert torch.equal(ours["second_moment"].full_tensor(), own["second_moment"])
+                for name in own.keys() & {"first_moment", "second_moment"}:
+                    assert torch.equal(ours[name].full_tensor(), own[name])
                 if "scale" in own:
                     torch.testing.assert_close(ours["scale"], own["scale"], rtol=1e-6, atol=0)
         dist.barrier()
@@ -258,10 +260,10 @@ def without_reducing(model, wait):
 def training_end_to_end_differs_in_few_codes(rank, ladder, rounding, sizes, ddp, split, steps=50):
     """Some steps: gradients accumulated over two halves of a batch, and clipped to a norm.
 
-    Every rank takes the same batch; or it is split over them. Sums over a split batch differ in their last bit, and in
-    float32 that soon moves a code, and then others (docs/log.md), so that gradients are then float64.
+    Every rank takes the same batch; or it is split over them. Sums over ranks differ in their last bit, and in float32
+    that soon moves a code, and then others (docs/log.md), so that gradients are float64.
     """
-    dtype = torch.float64 if split else torch.float32
+    dtype = torch.float64
     hold = {"hold": without_reducing, "dtype": dtype}
     everyone = meshes()
     runs = [("fsdp", mesh) for i, mesh in enumerate(everyone) if i + 1 in sizes]
@@ -339,6 +341,10 @@ def goes_on(model, optimizer, reference, theirs):
         ours, own = optimizer.state[p], theirs.state[q]
         assert ours["index"] == own["index"]
         assert float(ours["step"]) == float(own["step"]) == 5
+        if "first_moment" in own:
+            mean = ours["first_moment"].full_tensor() if shards.is_sharded(p) else ours["first_moment"]
+            assert mean.dtype == torch.bfloat16
+            assert torch.equal(mean, own["first_moment"])
         if "second_moment" in own:
             moments = [held.as_float(state, tensor) for state, tensor in ((ours, p), (own, q))]
             moment = moments[0].full_tensor() if shards.is_sharded(p) else moments[0]
@@ -381,7 +387,7 @@ def replicas_start_and_stay_equal(rank):
             raises(RuntimeError, r"differs on ranks \[1.* from rank 0's", compare_replicas, model)
         wrapped = data_parallel(model)
         compare_replicas(model)
-        optimizer = Madam(wrapped.parameters(), rounding="stochastic")
+        optimizer = Madam(wrapped.parameters(), rounding="stochastic", momentum=0.0 if ladder else 0.9)
         watching = watch_replicas(model, optimizer, every=2)
         for t in range(4):
             (wrapped(x)[:, rank % 3] * (rank + 1 + t)).square().mean().backward()
@@ -411,7 +417,7 @@ def everything_else_under_fsdp(rank, folder):
     theirs = Madam(reference.parameters())
 
     # Gradients released inside backward, and 8-bit moments.
-    for arguments in ({}, {"second_moment": "8bit"}):
+    for arguments in ({}, {"momentum": 0.9}, {"second_moment": "8bit"}):
         reference = build("paper12")
         theirs = Madam(reference.parameters(), **arguments)
         model = sharded(build("paper12"), mesh)

@@ -17,7 +17,10 @@ from torchmadam.ladder.layout import CodeLayout
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SHAPES = [(1,), (37, 53), (5, 1), (3, 27), (64, 8), (2, 3, 5, 7), (1300,), (1, 2100), (), (32, 64)]
-RULE = {"lr": 0.013, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True, "maximize": False}
+RULE = {
+    "lr": 0.013, "momentum": 0.0, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True,
+    "maximize": False,
+}  # fmt: skip
 
 
 def draw(shape, seed, spread=1.0):
@@ -37,7 +40,8 @@ def gradients(t, dtype=torch.float32):
 class State:
     """What a step changes, besides the weights."""
 
-    def __init__(self, device, moment=True, grouped=None):
+    def __init__(self, device, momentum=0.0, moment=True, grouped=None):
+        self.means = [torch.zeros(s, dtype=torch.bfloat16, device=device) for s in SHAPES] if momentum else []
         dtype = torch.uint8 if moment == "8bit" else torch.float32
         self.moments = [torch.zeros(s, dtype=dtype, device=device) for s in SHAPES] if moment else []
         self.exponents = []
@@ -48,10 +52,10 @@ class State:
         self.nonfinite = [torch.zeros((), dtype=torch.int64, device=device) for _ in SHAPES]
 
     def arguments(self):
-        return self.moments, self.exponents, self.steps
+        return self.means, self.moments, self.exponents, self.steps
 
     def assert_equals(self, other):
-        for name in ("moments", "exponents", "steps", "nonfinite"):
+        for name in ("means", "moments", "exponents", "steps", "nonfinite"):
             for i, (a, b) in enumerate(zip(getattr(self, name), getattr(other, name), strict=True)):
                 assert torch.equal(a.cpu(), b.cpu()), (name, SHAPES[i])
 
@@ -79,6 +83,11 @@ STREAMS = [noise.stream(7, i) for i in range(len(SHAPES))]
         {"beta": 0.0},
         {"moment": "8bit"},
         {"moment": "8bit", "grad": torch.bfloat16, "bias_correction": False},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "grad": torch.bfloat16, "bias_correction": False, "maximize": True},
+        {"momentum": 0.5, "moment": "8bit", "weight_decay": 0.3},
+        {"momentum": 0.99, "moment": False},
+        {"momentum": 0.9, "beta": 0.0},
     ],
     ids=str,
 )
@@ -96,7 +105,7 @@ def test_float_steps_agree_with_the_reference(dtype, changes, device):
         weights[3].view(-1)[:4] = 0.0
     scales = [w.float().square().mean().sqrt() if w.numel() else torch.zeros(()) for w in weights]
     theirs, ours = [w.clone() for w in weights], [w.clone().to(device) for w in weights]
-    reference, state = (State(d, moment, lambda shape: (math.prod(shape),)) for d in ("cpu", device))
+    reference, state = (State(d, rule["momentum"], moment, lambda shape: (math.prod(shape),)) for d in ("cpu", device))
     lr = rule.pop("lr")
     for t in range(3):
         grads = gradients(t, grad_dtype)
@@ -130,9 +139,23 @@ def test_steps_on_the_same_tensors_are_each_counted_once(device):
     bad = [torch.zeros((), dtype=torch.int64, device=device) for _ in shapes]
     for t in (1, 2, 3):
         launch.float_step(
-            params, grads, moments, [], steps, scales, bad, streams=STREAMS[:2], crossings=[0.0, 1.0], **rule
+            params, grads, [], moments, [], steps, scales, bad, streams=STREAMS[:2], crossings=[0.0, 1.0], **rule
         )
         assert [float(step) for step in steps] == [t, t]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_weight_without_gradients_stays_where_it_is_when_its_moment_has_all_but_vanished(momentum, device):
+    shape, rule = (600,), {**RULE, "momentum": momentum, "bound": 3.0, "rounding": None}
+    w = draw(shape, 0).to(device)
+    before = w.clone()
+    means = [torch.zeros(shape, dtype=torch.bfloat16, device=device)] if momentum else []
+    launch.float_step(
+        [w], [torch.zeros_like(w)], means, [torch.full_like(w, 1e-40)], [], [torch.full((), 1e5, device=device)],
+        [torch.ones((), device=device)], [torch.zeros((), dtype=torch.int64, device=device)], streams=[1],
+        crossings=[1.0], **rule,
+    )  # fmt: skip
+    assert torch.equal(w, before)
 
 
 def test_float_steps_take_any_dense_memory_order(device):
@@ -142,7 +165,7 @@ def test_float_steps_take_any_dense_memory_order(device):
     moments = [torch.zeros(shape, device=device), torch.zeros_like(last)]
     for p, v in zip((plain, last), moments, strict=True):
         launch.float_step(
-            [p], [g.to(device)], [v], [], [torch.zeros((), device=device)], [torch.ones((), device=device)],
+            [p], [g.to(device)], [], [v], [], [torch.zeros((), device=device)], [torch.ones((), device=device)],
             [torch.zeros((), dtype=torch.int64, device=device)], streams=[1], crossings=[0.0], **rule,
         )  # fmt: skip
     assert torch.equal(plain, last)
@@ -194,6 +217,13 @@ CASES = [
     ("paper12", "plane", "nearest", {"lr": 5e5}),  # moves that no integer has room for
     ("paper12", "plane", "nearest", {"lr": 0.0017, "weight_decay": 0.5 / 1.7, "moment": False}),  # half a rung
     ("paper12", "plane", "stochastic", {"moment": "8bit", "beta": 0.3}),
+    *itertools.product(["paper12", "paper10", "signed8"], ["plane"], ["nearest", "stochastic"], [{"momentum": 0.9}]),
+    ("paper12", "seed", "nearest", {"momentum": 0.9, "grad": torch.bfloat16, "weight_decay": 0.5}),
+    ("paper12", "plane", "stochastic", {"momentum": 0.9, "moment": "8bit", "grad": torch.bfloat16}),
+    ("signed8", "plane", "stochastic", {"momentum": 0.9, "moment": "8bit", "weight_decay": 0.3}),
+    ("signed12", "plane", "stochastic", {"momentum": 0.9, "moment": False, "maximize": True}),
+    ("signed8", "plane", "nearest", {"momentum": 0.99, "beta": 0.0}),  # a mean far larger than its moment
+    ("paper12", "plane", "stochastic", {"momentum": 0.5, "bias_correction": False, "tensor": True}),
 ]
 
 
@@ -212,7 +242,7 @@ def test_coded_steps_give_exactly_the_codes_of_the_reference(name, signs, roundi
     codings, theirs = coded(ladder, signs, "cpu")
     _, ours = coded(ladder, signs, device)
     shapes = {coding.shape: (coding.rows, coding.columns) for coding in codings}
-    reference, state = (State(d, moment, lambda shape: shapes[shape]) for d in ("cpu", device))
+    reference, state = (State(d, rule["momentum"], moment, lambda shape: shapes[shape]) for d in ("cpu", device))
     for t in range(3):
         grads = gradients(t, grad_dtype)
         update.madam_coded_(
@@ -237,7 +267,7 @@ def stepped_both_ways(grad, moment, exponents, device, step, **changes):
     for step_, on in ((update.madam_coded_, "cpu"), (launch.coded_step, device)):
         planes = [p.to(on) for p in coding.pack(codes)]
         step_(
-            [planes], [coding], [grad.to(on)], [moment.clone().to(on)], [e.clone().to(on) for e in exponents],
+            [planes], [coding], [grad.to(on)], [], [moment.clone().to(on)], [e.clone().to(on) for e in exponents],
             [torch.tensor(step, device=on)], [torch.zeros((), dtype=torch.int64, device=on)], streams=[11],
             **{**RULE, "rounding": "stochastic", **changes},
         )  # fmt: skip
@@ -261,14 +291,17 @@ def test_tiny_gradients_are_clamped_exactly_where_an_8_bit_moment_is_larger(devi
 
 
 @pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("name", "moment"), [("paper12", "8bit"), ("signed8", True), ("paper12", True), ("paper10", True)]
 )
-def test_large_and_small_steps_give_exactly_the_codes_of_the_reference(name, moment, large, device, monkeypatch):
+def test_large_and_small_steps_give_exactly_the_codes_of_the_reference(
+    name, moment, momentum, large, device, monkeypatch
+):
     """Without masks, for tensors that end with a block; and with programs of a single block."""
     monkeypatch.setattr(launch, *(("LARGE", 0) if large else ("PROGRAMS", 40_000)))
     monkeypatch.setattr(launch, "CODED_LINE", min(launch.CODED_LINE, 256))  # so that every ladder has several blocks
-    changes = {"moment": moment, "grad": torch.bfloat16}
+    changes = {"moment": moment, "momentum": momentum, "grad": torch.bfloat16}
     test_coded_steps_give_exactly_the_codes_of_the_reference(name, "plane", "stochastic", changes, device)
 
 
@@ -298,16 +331,18 @@ def test_steps_with_a_clock_give_what_those_without_do(kind, clock, device, monk
     launched = []
     monkeypatch.setattr(launch, "_add_clock", lambda *a, to=launch._add_clock: launched.append(a) or to(*a))
     if kind == "coded":
-        test_coded_steps_give_exactly_the_codes_of_the_reference("paper12", "plane", "stochastic", {}, device)
+        changes = {"momentum": 0.9}
+        test_coded_steps_give_exactly_the_codes_of_the_reference("paper12", "plane", "stochastic", changes, device)
     else:
-        changes = {"moment": "8bit"} if kind == "8bit" else {}
+        changes = {"momentum": 0.9, "moment": "8bit" if kind == "8bit" else True}
         test_float_steps_agree_with_the_reference(torch.float32, changes, device)
     assert launched  # and in no other test of such lists
 
 
 @pytest.mark.parametrize("lr", [1e-4, 0.013, 1.0, 0.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.99])
 @pytest.mark.parametrize(("name", "moment"), [("paper12", True), ("signed8", "8bit"), ("signed8", False)])
-def test_gradients_of_all_sizes_give_exactly_the_codes_of_the_reference(name, moment, lr, device):
+def test_gradients_of_all_sizes_give_exactly_the_codes_of_the_reference(name, moment, momentum, lr, device):
     """Where the fast arithmetic cannot be trusted: squares below the smallest number, moments near the largest."""
     ladder, shape = LADDERS[name], (60, 24)
     coding = CodeLayout.contiguous(ladder, shape)
@@ -320,9 +355,10 @@ def test_gradients_of_all_sizes_give_exactly_the_codes_of_the_reference(name, mo
     for on in (torch.device("cpu"), device):
         exponents = torch.zeros(moment8.count_groups(shape), dtype=torch.uint8, device=on)
         moments = [torch.zeros(shape, dtype=kind, device=on)] if moment else []
+        means = [torch.zeros(shape, dtype=torch.bfloat16, device=on)] if momentum else []
         bad = torch.zeros((), dtype=torch.int64, device=on)
-        states.append((moments, [exponents] if moment == "8bit" else [], [torch.zeros((), device=on)], [bad]))
-    rule = {**RULE, "lr": lr, "rounding": "stochastic", "streams": [11]}
+        states.append((means, moments, [exponents] if moment == "8bit" else [], [torch.zeros((), device=on)], [bad]))
+    rule = {**RULE, "lr": lr, "momentum": momentum, "rounding": "stochastic", "streams": [11]}
     for t in range(4):
         shift = 0 if t < 2 else 20 * (t % 2)  # small gradients after large ones
         signs = torch.randn(shape, generator=generator).sign()
@@ -400,17 +436,20 @@ def test_what_lies_beside_a_tensor_is_not_touched(device):
         memory = torch.full((rows * width + 64,), 0xA5, dtype=torch.uint8, device=device)
         planes.append(memory[32 : 32 + rows * width].view(rows, width))
         cuts.append(memory)
-    moment_memory = torch.full((81 + 32,), 7.0, device=device)
-    moment = moment_memory[16 : 16 + 81].view(3, 27)
+    memories = [torch.full((81 + 32,), 7.0, dtype=d, device=device) for d in (torch.bfloat16, torch.float32)]
+    mean, moment = (memory[16 : 16 + 81].view(3, 27) for memory in memories)
     launch.coded_step(
-        [planes], [coding], [draw((3, 27), 0).to(device)], [moment], [], [torch.zeros((), device=device)],
-        [torch.zeros((), dtype=torch.int64, device=device)], streams=[1], rounding="stochastic", **RULE,
+        [planes], [coding], [draw((3, 27), 0).to(device)], [mean], [moment], [], [torch.zeros((), device=device)],
+        [torch.zeros((), dtype=torch.int64, device=device)], streams=[1], rounding="stochastic",
+        **{**RULE, "momentum": 0.9},
     )  # fmt: skip
     for memory in cuts:
         assert torch.all(memory[:32] == 0xA5)
         assert torch.all(memory[-32:] == 0xA5)
-    assert torch.all(moment_memory[:16] == 7)
-    assert torch.all(moment_memory[-16:] == 7)
+    for memory in memories:
+        assert torch.all(memory[:16] == 7)
+        assert torch.all(memory[-16:] == 7)
+        assert not torch.any(memory[16:-16] == 7)
 
 
 # ---- shards
@@ -433,12 +472,13 @@ def test_planes_and_moments_may_lie_at_odd_addresses(name, device):
 
         planes = [placed(plane) for plane in coding.pack(codes)]
         moment, exponents = placed(torch.full((6, 40), 200, dtype=torch.uint8)), torch.full((2,), 90, dtype=torch.uint8)
+        mean = torch.zeros(6 * 40 + 1, dtype=torch.bfloat16, device=device)[cut : cut + 240].view(6, 40)
         launch.coded_step(
-            [planes], [coding], [draw((6, 40), 0).to(device)], [moment], [exponents.to(device)],
+            [planes], [coding], [draw((6, 40), 0).to(device)], [mean], [moment], [exponents.to(device)],
             [torch.zeros((), device=device)], [torch.zeros((), dtype=torch.int64, device=device)], streams=[1],
-            rounding="stochastic", **RULE,
+            rounding="stochastic", **{**RULE, "momentum": 0.9},
         )  # fmt: skip
-        found.append([*planes, moment])
+        found.append([*planes, mean, moment])
     for even, odd in zip(*found, strict=True):
         assert torch.equal(even, odd)
 
@@ -459,13 +499,14 @@ def test_a_coded_step_of_shards_is_the_step_of_the_whole(name, signs, moment, de
         def state(on):
             exponents = [torch.zeros(moment8.count_groups((9, columns)), dtype=torch.uint8, device=on)]
             return (
+                [torch.zeros((9, columns), dtype=torch.bfloat16, device=on)],
                 [torch.zeros((9, columns), dtype=kind, device=on)],
                 exponents if moment == "8bit" else [],
                 [torch.zeros((), device=on)],
                 [torch.zeros((), dtype=torch.int64, device=on)],
             )
 
-        rule = {**RULE, "rounding": "stochastic", "streams": [11]}
+        rule = {**RULE, "momentum": 0.9, "rounding": "stochastic", "streams": [11]}
         reference, own = state("cpu"), state(device)
         ours = [p.to(device) for p in ours]
         update.madam_coded_([theirs], [coding], [grad], *reference, **rule)
@@ -473,19 +514,20 @@ def test_a_coded_step_of_shards_is_the_step_of_the_whole(name, signs, moment, de
         for a, b in zip(theirs, ours, strict=True):
             assert torch.equal(a, b.cpu())
         assert torch.equal(reference[0][0], own[0][0].cpu())
+        assert torch.equal(reference[1][0], own[1][0].cpu())
         elsewhere = coding.pack(codes)
         update.madam_coded_([elsewhere], [replace(coding, first_row=0)], [grad], *state("cpu"), **rule)
         assert not torch.equal(elsewhere[0], theirs[0])
 
 
 def test_a_float_step_of_shards_is_the_step_of_the_whole(device):
-    rule = {**RULE, "bound": 3.0, "rounding": None, "streams": [11], "crossings": [0.0]}
+    rule = {**RULE, "momentum": 0.9, "bound": 3.0, "rounding": None, "streams": [11], "crossings": [0.0]}
     w, g = draw((1000,), 0).bfloat16(), draw((1000,), 1)
     scale = torch.ones((), device=device)
 
     def state(size):
         counts = [torch.zeros((), device=device)], [scale], [torch.zeros((), dtype=torch.int64, device=device)]
-        return [torch.zeros(size, device=device)], [], *counts
+        return [torch.zeros(size, dtype=torch.bfloat16, device=device)], [torch.zeros(size, device=device)], [], *counts
 
     whole = w.clone().to(device)
     launch.float_step([whole], [g.to(device)], *state(1000), **rule)

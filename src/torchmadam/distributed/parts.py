@@ -48,6 +48,8 @@ def of_optimizer(model: nn.Module, optimizer: Madam) -> tuple[dict[str, Tensor],
         tensors |= {f"{at}.step": state["step"], f"{at}.nonfinite": count}
         if "scale" in state:
             tensors[f"{at}.scale"] = state["scale"]
+        if "first_moment" in state:
+            tensors[f"{at}.first_moment"] = state["first_moment"]
         if "second_moment" in state:
             tensors[f"{at}.second_moment"] = held.as_float(state, p)
     described = []
@@ -120,14 +122,15 @@ class Filling:
         state: dict[str, Any] = {"index": kept["index"]}
         if kept["crossing"] is not None:
             state["crossing"] = kept["crossing"]
-        for key in ("step", "nonfinite", "scale", "second_moment"):
+        for key in ("step", "nonfinite", "scale", "first_moment", "second_moment"):
             at = f"{OPTIMIZER}{name}.{key}"
             if at in names:
                 dtype = names[at].properties.dtype
                 here = groups.as_real(shards.local(p))
-                shape = here.shape if key == "second_moment" else ()
+                is_moment = key.endswith("_moment")
+                shape = here.shape if is_moment else ()
                 empty = torch.zeros(shape, dtype=dtype, device=p.device)
-                state[key] = self.tensors[at] = shards.like(empty, p) if key == "second_moment" else empty
+                state[key] = self.tensors[at] = shards.like(empty, p) if is_moment else empty
         return state
 
     def finish(self) -> None:

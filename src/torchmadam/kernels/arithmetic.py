@@ -58,6 +58,12 @@ def moment_of(grad, moment, beta, fresh, MOMENT: tl.constexpr):
 
 
 @triton.jit
+def averaged(grad, mean, momentum, recent):
+    """The new first moment (mean.Mean), before it is rounded. ``recent`` is 1 - momentum."""
+    return mean * momentum + grad * recent
+
+
+@triton.jit
 def direction(grad, moment, correction, max_step, MOMENT: tl.constexpr, CORRECT: tl.constexpr):
     """U to the last bit (update.direction_), for gradients that are usable."""
     if MOMENT:
@@ -65,9 +71,9 @@ def direction(grad, moment, correction, max_step, MOMENT: tl.constexpr, CORRECT:
             rms = tl.sqrt_rn(tl.div_rn(moment, correction))
         else:
             rms = tl.sqrt_rn(moment)
-        safe = tl.where(rms > 0, rms, 1.0)
-        u = tl.minimum(tl.maximum(tl.div_rn(grad, safe), -max_step), max_step)
-        u = tl.where(rms > 0, u, 0.0)
+        u = tl.div_rn(grad, tl.where(rms > 0, rms, 1.0))
+        u = tl.where((rms > 0) & (tl.abs(u) <= 3.4028234663852886e38), u, 0.0)
+        u = tl.minimum(tl.maximum(u, -max_step), max_step)
     else:
         u = sign(grad)
     return u
@@ -75,12 +81,15 @@ def direction(grad, moment, correction, max_step, MOMENT: tl.constexpr, CORRECT:
 
 @triton.jit
 def fast_direction(grad, moment, inverse, max_step, MOMENT: tl.constexpr, CORRECT: tl.constexpr):
-    """U to 21 bits; ``inverse`` is one over the correction."""
+    """U to 21 bits; ``inverse`` is one over the correction.
+
+    A GPU takes the smallest moments for zeros, of which the root is infinite: so none is as small as that.
+    """
     if MOMENT:
         if CORRECT:
-            u = grad * tl.rsqrt(moment * inverse)
+            u = grad * tl.rsqrt(moment * inverse + 1.1754943508222875e-38)
         else:
-            u = grad * tl.rsqrt(moment)
+            u = grad * tl.rsqrt(moment + 1.1754943508222875e-38)
         u = tl.where(moment > 0, tl.minimum(tl.maximum(u, -max_step), max_step), 0.0)
     else:
         u = sign(grad)
@@ -137,12 +146,12 @@ def rounded(x, bits, STOCHASTIC: tl.constexpr):
 def fast_constants(inverse, rate, beta, fresh, max_step, HAS_MOMENT: tl.constexpr):
     """What :func:`fast_move` needs, factors of moments and of squares; and between what sizes it can be trusted.
 
-    Those are the bits of the largest moment; twice those of the smallest gradient, or the smallest exponent of a group
-    of 8-bit moments: either says that no moment is smaller than it may be.
+    Those are the bits of the largest moment; the smallest moment; twice the bits of the smallest gradient, or the
+    smallest exponent of a group of 8-bit moments: either says that no moment is smaller than it may be.
     """
-    factor = inverse / (rate * rate) * 1073741824.0
+    factor = tl.div_rn(inverse, rate * rate) * 1073741824.0  # rounded once: the error of fast_move has little room
     share = 1.0 / (max_step * max_step * inverse)
-    most, least, exponent = inverse * 0 + 8.507059173023462e37, inverse * 0, 1
+    most, smallest, least, exponent = inverse * 0 + 8.507059173023462e37, inverse * 0, inverse * 0, 1
     if HAS_MOMENT:  # the sum in fast_move is exact to 24 bits and finite; and gradients are usable
         most = tl.minimum(7.9e37, 7.9e37 / factor) / tl.maximum(share / fresh, 1.0)
         most = tl.minimum(most, fresh * 4.2e37)
@@ -151,7 +160,8 @@ def fast_constants(inverse, rate, beta, fresh, max_step, HAS_MOMENT: tl.constexp
         # A moment is at least fresh times the square of the gradient; and beta times 2^(exponent - 127).
         least = tl.sqrt(moment / fresh) * 9.5367431640625e-07
         exponent = ((moment / beta).to(tl.int32, bitcast=True) >> 23) + (2 - 40)
-    return factor, share, most.to(tl.uint32, bitcast=True), 2 * least.to(tl.uint32, bitcast=True), exponent
+        smallest = tl.maximum(moment * 9.094947017729282e-13, 2.4e-38)
+    return factor, share, most.to(tl.uint32, bitcast=True), smallest, 2 * least.to(tl.uint32, bitcast=True), exponent
 
 
 @triton.jit
@@ -188,6 +198,19 @@ def nearest_bfloat16(w):
     """Float32 rounded to bfloat16, half to even, by integers: Triton's interpreter would cut the rest off."""
     raw = w.to(tl.int32, bitcast=True)
     return ((raw + 0x7FFF + ((raw >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def widened(bits):
+    """Float32 from the bits of bfloat16, as 16-bit integers: Triton's interpreter loses the smallest numbers."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def upper_bits(w, position, phase):
+    """The inverse of :func:`widened`, rounded by a dither (mean.Mean)."""
+    dither = (position.to(tl.uint32) * 0xC2B2AE35 + phase) >> 16
+    return ((w.to(tl.int32, bitcast=True) + dither.to(tl.int32)) >> 16).to(tl.int16)
 
 
 @triton.jit

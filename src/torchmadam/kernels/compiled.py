@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchmadam import noise, update
+from torchmadam import moment8, noise, update
 
 # Without errno and traps a compiler may use vectors. Not -ffast-math: the sources have to know infinities and NaNs.
 _FLAGS = ["-O3", "-std=c11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
@@ -33,34 +33,38 @@ class _Tensor(ctypes.Structure):
     """The struct Tensor of step.c."""
 
     _fields_ = (
-        ("weights", ctypes.c_void_p), ("grads", ctypes.c_void_p), ("moments", ctypes.c_void_p),
-        ("count", ctypes.c_int64), ("first", ctypes.c_int64), ("nonfinite", ctypes.c_int64),
-        ("beta", ctypes.c_float), ("fresh", ctypes.c_float),
+        ("weights", ctypes.c_void_p), ("grads", ctypes.c_void_p), ("means", ctypes.c_void_p),
+        ("moments", ctypes.c_void_p), ("count", ctypes.c_int64), ("first", ctypes.c_int64),
+        ("nonfinite", ctypes.c_int64),
+        ("momentum", ctypes.c_float), ("recent", ctypes.c_float), ("beta", ctypes.c_float), ("fresh", ctypes.c_float),
         ("rate", ctypes.c_float), ("top", ctypes.c_float), ("factor", ctypes.c_float), ("width", ctypes.c_float),
-        ("least", ctypes.c_float), ("most", ctypes.c_float), ("low", ctypes.c_uint32), ("high", ctypes.c_uint32),
+        ("least", ctypes.c_float), ("most", ctypes.c_float), ("phase", ctypes.c_uint32),
+        ("low", ctypes.c_uint32), ("high", ctypes.c_uint32),
     )  # fmt: skip
 
 
-def takes(param: Tensor, grad: Tensor, second_moment: Tensor | None) -> bool:
+def takes(param: Tensor, grad: Tensor, moments: Sequence[Tensor]) -> bool:
     """Whether :func:`float_step` can step this parameter: float32 or bfloat16, dense, and all in one memory order."""
+    lying = (param, grad, *moments)
     if (
         not param.is_cpu
         or param.dtype not in (torch.float32, torch.bfloat16)
         or grad.dtype != param.dtype
         or grad.is_neg()  # memory has the opposite
         or param.numel() >= 2**31
-        or (second_moment is not None and second_moment.dtype != torch.float32)
+        or any(t.dtype == torch.uint8 for t in moments)
     ):
         return False
-    if param.is_contiguous() and grad.is_contiguous() and (second_moment is None or second_moment.is_contiguous()):
+    if all(t.is_contiguous() for t in lying):
         return True
     order = noise.memory_order(param)
-    return all(t.permute(order).is_contiguous() for t in (param, grad, second_moment) if t is not None)
+    return all(t.permute(order).is_contiguous() for t in lying)
 
 
 def float_step(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
+    means: Sequence[Tensor],
     moments: Sequence[Tensor],
     exponents: Sequence[Tensor],
     steps: Sequence[Tensor],
@@ -70,6 +74,7 @@ def float_step(
     streams: Sequence[int],
     crossings: Sequence[float],
     lr: float | Tensor,
+    momentum: float,
     beta: float,
     max_step: float,
     bound: float | None,
@@ -81,6 +86,7 @@ def float_step(
 ) -> None:
     """:func:`torchmadam.update.madam_`, but for the last place, on tensors that it :func:`takes`, of one dtype.
 
+    That of a mean decides now and then which way it is rounded to bfloat16.
     ``exponents`` are those of 8-bit moments, which it does not take, and so empty.
     """
     run = built("step.c", "madam_step", "-ffp-contract=fast")  # with fused multiply-adds
@@ -94,19 +100,26 @@ def float_step(
     limits = torch.stack(list(scales)) if bound is None else torch.stack(list(scales)) * bound
     least, most = update.extremes(dtype, None if bound is None else limits)
     mosts = most.tolist() if isinstance(most, Tensor) else [most] * len(params)
-    rates = [math.copysign(lr, -1 if maximize else 1)] * len(params)
+    # Means are of gradients that have been turned already.
+    turn = -1 if maximize else 1
+    rates = [lr if means else math.copysign(lr, turn)] * len(params)
     if bias_correction:
         rates = [
-            rate * math.sqrt(1 - beta**t) for rate, t in zip(rates, torch.stack(list(steps)).tolist(), strict=True)
+            rate * math.sqrt(1 - beta**t) / (1 - momentum**t)
+            for rate, t in zip(rates, torch.stack(list(steps)).tolist(), strict=True)
         ]
     halves = [(0, 0)] * len(params)
     if stochastic:
         halves = [noise.key_halves(key, int(step)) for key, step in zip(streams, steps, strict=True)]
+    phases = [0] * len(params)
+    if means:
+        phases = [moment8.phase_number(key, int(step)) for key, step in zip(streams, steps, strict=True)]
     listed = [
         _Tensor(
-            param.data_ptr(), grads[i].data_ptr(), moments[i].data_ptr() if moments else None, param.numel(),
-            firsts[i] if firsts else 0, 0, beta, 1 - beta, rates[i], top, factor, limit * crossings[i], least,
-            mosts[i], *halves[i],
+            param.data_ptr(), grads[i].data_ptr(), means[i].data_ptr() if means else None,
+            moments[i].data_ptr() if moments else None, param.numel(), firsts[i] if firsts else 0, 0, momentum,
+            turn * (1 - momentum), beta, 1 - beta, rates[i], top, factor, limit * crossings[i], least, mosts[i],
+            phases[i], *halves[i],
         )
         for i, (param, limit) in enumerate(zip(params, limits.tolist(), strict=True))
     ]  # fmt: skip

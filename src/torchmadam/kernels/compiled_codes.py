@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchmadam import moment, noise
+from torchmadam import moment, moment8, noise
 from torchmadam.kernels.compiled import built, threads_for
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
@@ -23,7 +23,7 @@ class _Rule(ctypes.Structure):
     _fields_ = (
         ("planes", ctypes.c_int32), ("widths", ctypes.c_int32 * _PLANES),
         *((n, ctypes.c_int32) for n in ("top", "is_signed", "signs", "stochastic", "narrow", "maximize")),
-        *((name, ctypes.c_float) for name in ("beta", "fresh", "max_step", "rate", "pull")),
+        *((name, ctypes.c_float) for name in ("momentum", "recent", "beta", "fresh", "max_step", "rate", "pull")),
         ("tanhs", ctypes.c_void_p),
     )  # fmt: skip
 
@@ -33,28 +33,26 @@ class _Codes(ctypes.Structure):
 
     _fields_ = (
         ("planes", ctypes.c_void_p * _PLANES),
-        *((name, ctypes.c_void_p) for name in ("sign_plane", "grads", "moments")),
+        *((name, ctypes.c_void_p) for name in ("sign_plane", "grads", "means", "moments")),
         *((name, ctypes.c_int64) for name in ("rows", "columns", "first", "nonfinite")),
+        ("mean_correction", ctypes.c_float),
         ("correction", ctypes.c_float),
-        *((name, ctypes.c_uint32) for name in ("low", "high", "sign_low", "sign_high")),
+        *((name, ctypes.c_uint32) for name in ("phase", "low", "high", "sign_low", "sign_high")),
     )
 
 
-def takes(coding: CodeLayout, second_moment: Tensor | None) -> bool:
-    """Whether :func:`coded_step` can step such a parameter, if kernels can: on a CPU, with a float32 moment, if any."""
-    if coding.first + coding.numel >= 2**31:
-        return False
-    if second_moment is None:
-        return True
-    in_memory = second_moment.permute(coding.order)
-    return second_moment.is_cpu and second_moment.dtype == torch.float32 and in_memory.is_contiguous()
+def takes(coding: CodeLayout, moments: Sequence[Tensor]) -> bool:
+    """Whether :func:`coded_step` can step such a parameter, if kernels can: on a CPU, with no 8-bit moment."""
+    return coding.first + coding.numel < 2**31 and all(
+        t.is_cpu and t.dtype != torch.uint8 and t.permute(coding.order).is_contiguous() for t in moments
+    )
 
 
 def coded_step(
     planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
-    moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
-    streams: Sequence[int], lr: float | Tensor, beta: float, max_step: float, weight_decay: float,
-    bias_correction: bool, rounding: str | None, maximize: bool,
+    means: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor],
+    nonfinite: Sequence[Tensor], *, streams: Sequence[int], lr: float | Tensor, momentum: float, beta: float,
+    max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
     """:func:`torchmadam.update.madam_coded_` on tensors that it :func:`takes`, of one ladder and one kind of signs.
 
@@ -78,19 +76,24 @@ def coded_step(
     rule = _Rule(
         len(k_widths), (ctypes.c_int32 * _PLANES)(*k_widths), ladder.top, ladder.is_signed,
         1 if in_plane else 2 if signs == SEED else 0, (rounding or ladder.default_rounding) == "stochastic", narrow,
-        maximize, beta, 1 - beta, max_step, rate, pull, None if tanhs is None else tanhs.data_ptr(),
+        maximize, momentum, 1 - momentum, beta, 1 - beta, max_step, rate, pull,
+        None if tanhs is None else tanhs.data_ptr(),
     )  # fmt: skip
-    corrections: list[Any] = [1.0] * len(codings)
+    corrections: list[Any] = [(1.0, 1.0)] * len(codings)
     if bias_correction:
-        corrections = moment.correction(torch.stack(list(steps)), beta=beta).tolist()
+        taken = torch.stack(list(steps))
+        of_both = [moment.correction(taken, beta=each).tolist() for each in (momentum, beta)]
+        corrections = [*zip(*of_both, strict=True)]
     listed = []
     for i, coding in enumerate(codings):
         places = [plane.data_ptr() for plane in planes[i]]
         listed.append(
             _Codes(
                 (ctypes.c_void_p * _PLANES)(*places[: len(k_widths)]), places[-1] if in_plane else None,
-                laid_out[i].data_ptr(), moments[i].data_ptr() if moments else None, coding.rows, coding.columns,
-                coding.first, 0, corrections[i], *noise.key_halves(streams[i], times[i]),
+                laid_out[i].data_ptr(), means[i].data_ptr() if means else None,
+                moments[i].data_ptr() if moments else None, coding.rows, coding.columns,
+                coding.first, 0, *corrections[i], moment8.phase_number(streams[i], times[i]),
+                *noise.key_halves(streams[i], times[i]),
                 *noise.key_halves(coding.sign_key, 0),
             )
         )  # fmt: skip

@@ -26,6 +26,7 @@ LARGE = 2**26  # elements of a step of codes, or with 8-bit moments, in which th
 CODED_REGISTERS = {4: 80, 8: 128}  # by elements of a thread
 # Of kernels without masks, with gradients of bfloat16 and 8-bit moments, by planes of codes: as few as spill nothing.
 EVEN_REGISTERS = {1: 80, 2: 96}
+MEAN_REGISTERS = {4: 96, 8: 144}  # of kernels with first moments, which have one number more to keep
 # Kinds of matrices: one long row that ends with a block; one long row; rows that end within a byte.
 _EVEN, _FLAT, _ROWS = range(3)
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add.
@@ -35,9 +36,9 @@ _LOST = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 _LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
 
 
-def takes(param: Tensor, grad: Tensor, moment: Tensor | None) -> bool:
+def takes(param: Tensor, grad: Tensor, moments: Sequence[Tensor]) -> bool:
     """Whether the float kernel can step this parameter; what it cannot, the reference does."""
-    alike = moment is None or moment.stride() == param.stride()
+    alike = all(moment.stride() == param.stride() for moment in moments)
     return param.dtype in _TYPES and grad.dtype in _TYPES and alike and _is_dense(param)
 
 
@@ -93,10 +94,11 @@ class Launches:
 
 
 def float_step(
-    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor],
-    steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
-    crossings: Sequence[float], lr: float | Tensor, beta: float, max_step: float, bound: float | None,
-    weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool, firsts: Sequence[int] = (),
+    params: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor], moments: Sequence[Tensor],
+    exponents: Sequence[Tensor], steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
+    streams: Sequence[int], crossings: Sequence[float], lr: float | Tensor, momentum: float, beta: float,
+    max_step: float, bound: float | None, weight_decay: float, bias_correction: bool, rounding: str | None,
+    maximize: bool, firsts: Sequence[int] = (),
 ) -> Launches | None:  # fmt: skip
     """update.madam_ in one launch; all parameters of one dtype, and all gradients.
 
@@ -105,14 +107,14 @@ def float_step(
     Returns the launches, for another step on the same tensors; None if gradients had to be copied for this one.
     """
     laid_out = [_laid_out_like(grad, param) for grad, param in zip(grads, params, strict=True)]
-    held = moments or steps  # without second moments, or exponents, the address is not used
+    held = moments or steps  # without moments, or exponents, the address is not used
     rows = [
         [
             param.data_ptr(), grad.data_ptr(), moment.data_ptr(), step.data_ptr(), bad.data_ptr(), param.numel(),
-            stream, scale.data_ptr(), _float_bits(crossing), exponent.data_ptr(), first, 0,
+            stream, scale.data_ptr(), _float_bits(crossing), exponent.data_ptr(), first, mean.data_ptr(), 0,
         ]
-        for param, grad, moment, exponent, step, bad, stream, scale, crossing, first in zip(
-            params, laid_out, held, exponents or steps, steps, nonfinite, streams, scales, crossings,
+        for param, grad, mean, moment, exponent, step, bad, stream, scale, crossing, first in zip(
+            params, laid_out, means or steps, held, exponents or steps, steps, nonfinite, streams, scales, crossings,
             firsts or [0] * len(params), strict=True,
         )
     ]  # fmt: skip
@@ -120,7 +122,7 @@ def float_step(
     launches = Launches(device)
     table, clock = resident.table(rows, device)
     alone = _goes_alone([param.numel() for param in params], LARGE if exponents else math.inf)
-    ln_beta = _logarithm(beta)
+    ln_beta = _logarithm("log_beta", beta)
     if not alone:
         _add_clock(launches, table, clock, len(rows), ln_beta, tables.FLOAT_COLUMNS)
     programs, options = (EIGHT_PROGRAMS, EIGHT_OPTIONS) if exponents else (FLOAT_PROGRAMS, FLOAT_OPTIONS)
@@ -129,15 +131,18 @@ def float_step(
     launches.add(Launch(
         step_float.float_kernel, len(blocks),
         {
-            "table": table, "blocks": blocks, "clock": clock, **ln_beta,
-            "lr_at": lr if isinstance(lr, Tensor) else clock, "lr": 0.0, "beta": beta, "fresh": 1 - beta,
-            "max_step": max_step, "bound": bound or 0.0,
+            "table": table, "blocks": blocks, "clock": clock, **ln_beta, **_logarithm("log_momentum", momentum),
+            "lr_at": lr if isinstance(lr, Tensor) else clock, "lr": 0.0, "momentum": momentum,
+            "recent": 1 - momentum, "beta": beta, "fresh": 1 - beta, "max_step": max_step, "bound": bound or 0.0,
             "decay": weight_decay, "least": _LEAST[dtype], "most": torch.finfo(dtype).max, "P": _TYPES[dtype],
-            "G": _TYPES[laid_out[0].dtype], "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents),
-            "CORRECT": bias_correction and beta > 0, "BOUNDED": bound is not None, "DECAYS": weight_decay != 0,
-            "MAXIMIZE": maximize, "LOST": _LOST[dtype],
+            "G": _TYPES[laid_out[0].dtype], "HAS_MEAN": bool(means), "HAS_MOMENT": bool(moments),
+            "EIGHT": bool(exponents), "CORRECT": bias_correction and max(momentum, beta) > 0,
+            "BOUNDED": bound is not None, "DECAYS": weight_decay != 0, "MAXIMIZE": maximize, "LOST": _LOST[dtype],
             "STOCHASTIC": _LOST[dtype] > 0 and rounding != "nearest", "LR_IS_TENSOR": isinstance(lr, Tensor),
-            "ALIGNED": _aligned(rows, [tables.PARAM, tables.GRAD, *([tables.MOMENT] if moments else [])]),
+            "ALIGNED": _aligned(
+                rows,
+                [tables.PARAM, tables.GRAD, *[tables.MEAN] * bool(means), *[tables.MOMENT] * bool(moments)],
+            ),
             "INDEX": _index_type(max(row[tables.FIRST] + row[tables.COUNT] for row in rows)),
             "FIELDS": tables.FLOAT_COLUMNS, "BLOCK": BLOCK, "SPAN": span, "ALONE": alone,
         },
@@ -151,9 +156,9 @@ def float_step(
 
 def coded_step(
     planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
-    moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
-    streams: Sequence[int], lr: float | Tensor, beta: float, max_step: float, weight_decay: float,
-    bias_correction: bool, rounding: str | None, maximize: bool,
+    means: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor],
+    nonfinite: Sequence[Tensor], *, streams: Sequence[int], lr: float | Tensor, momentum: float, beta: float,
+    max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool,
 ) -> Launches | None:  # fmt: skip
     """update.madam_coded_ in one launch, or two if some matrices have rows that end within a byte.
 
@@ -177,9 +182,9 @@ def coded_step(
         k_planes = own[:-1] if in_plane else own
         rows.append(
             [
-                0, laid_out[i].data_ptr(), held[i].data_ptr(), steps[i].data_ptr(), nonfinite[i].data_ptr(),
-                exponents[i].data_ptr() if exponents else 0, streams[i], coding.rows, coding.columns,
-                own[-1].data_ptr() if in_plane else coding.sign_key,
+                means[i].data_ptr() if means else 0, laid_out[i].data_ptr(), held[i].data_ptr(), steps[i].data_ptr(),
+                nonfinite[i].data_ptr(), exponents[i].data_ptr() if exponents else 0, streams[i], coding.rows,
+                coding.columns, own[-1].data_ptr() if in_plane else coding.sign_key,
                 *(plane.data_ptr() for plane in k_planes), *[0] * (4 - len(k_planes)), coding.first, 0,
             ]
         )  # fmt: skip
@@ -187,10 +192,15 @@ def coded_step(
     launches = Launches(device)
     table, clock = resident.table(rows, device)
     alone = _goes_alone([coding.numel for coding in codings], LARGE)
-    ln_beta = _logarithm(beta)
+    ln_beta = _logarithm("log_beta", beta)
     if not alone:
         _add_clock(launches, table, clock, len(rows), ln_beta, tables.CODED_COLUMNS)
-    wide = [tables.GRAD, *([tables.MOMENT] if moments else []), *range(tables.PLANES, tables.CODED_FIRST)]
+    wide = [
+        tables.GRAD,
+        *[tables.CODED_MEAN] * bool(means),
+        *[tables.MOMENT] * bool(moments),
+        *range(tables.PLANES, tables.CODED_FIRST),
+    ]
     if _ladder_arguments(codings[0])["SIGN_MODE"] == 1:
         wide.append(tables.SIGNS)
     for kind in sorted(set(kinds)):
@@ -201,17 +211,20 @@ def coded_step(
         registers = CODED_REGISTERS[block // (32 * warps)]
         if kind == _EVEN and exponents and laid_out[0].dtype == torch.bfloat16:
             registers = EVEN_REGISTERS.get(len(_code_widths(codings[0])), registers)
+        if means:
+            registers = MEAN_REGISTERS[block // (32 * warps)]
         counts = [_count_blocks(row[tables.ROWS], row[tables.COLUMNS], block) for row in rows_of_kind]
         span = _span(sum(counts), CODED_SPAN // block, PROGRAMS)
         blocks = resident.blocks(tuple(-(-count // span) for count in counts), device, first)
         launches.add(Launch(
             step_coded.coded_kernel, len(blocks),
             {
-                "table": table, "blocks": blocks, "clock": clock, **ln_beta,
+                "table": table, "blocks": blocks, "clock": clock, **ln_beta, **_logarithm("log_momentum", momentum),
                 "lr_at": lr if isinstance(lr, Tensor) else clock, "lr": 0.0, "spacing": ladder.spacing,
-                "middle": float(ladder.top), "beta": beta, "fresh": 1 - beta,
-                "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
-                "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents), "CORRECT": bias_correction and beta > 0,
+                "middle": float(ladder.top), "momentum": momentum, "recent": 1 - momentum, "beta": beta,
+                "fresh": 1 - beta, "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
+                "HAS_MEAN": bool(means), "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents),
+                "CORRECT": bias_correction and max(momentum, beta) > 0,
                 "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
                 "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
@@ -300,11 +313,11 @@ def _goes_alone(sizes: list[int], most: float) -> bool:
     return 0 not in sizes and sum(sizes) <= most
 
 
-def _logarithm(beta: float) -> dict[str, float]:
-    """Ln beta in two halves of float32."""
-    log_beta = math.log(beta) if beta > 0 else -1e30
-    (high,) = struct.unpack("<f", struct.pack("<f", log_beta))
-    return {"log_beta": high, "log_beta_rest": log_beta - high}
+def _logarithm(name: str, memory: float) -> dict[str, float]:
+    """The natural logarithm of a moment's memory, in two halves of float32."""
+    whole = math.log(memory) if memory > 0 else -1e30
+    (high,) = struct.unpack("<f", struct.pack("<f", whole))
+    return {name: high, f"{name}_rest": whole - high}
 
 
 def _takes_ptx(device: torch.device) -> bool:

@@ -24,8 +24,8 @@ from torchmadam.messages import warn
 _LIBRARY = torch.library.Library("torchmadam", "DEF")
 _LADDER = "int levels, float spacing, float crossing"
 _RULE = (
-    "Tensor? lr_tensor, float lr, float beta, float max_step, float weight_decay, bool bias_correction, str? rounding, "
-    "bool maximize"
+    "Tensor? lr_tensor, float lr, float momentum, float beta, float max_step, float weight_decay, "
+    "bool bias_correction, str? rounding, bool maximize"
 )
 _LIBRARY.define(
     f"decode(Tensor[] planes, Tensor limit, {_LADDER}, SymInt[] shape, int[] order, str signs, int sign_key, "
@@ -36,13 +36,14 @@ _LIBRARY.define(
     "-> Tensor"
 )
 _LIBRARY.define(
-    "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] moments, Tensor(c!)[] exponents, "
-    "Tensor(d!)[] steps, Tensor[] scales, Tensor(e!)[] nonfinite, int[] streams, float[] crossings, float? bound, "
+    "float_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(f!)[] means, Tensor(b!)[] moments, "
+    "Tensor(c!)[] exponents, Tensor(d!)[] steps, Tensor[] scales, Tensor(e!)[] nonfinite, int[] streams, "
+    "float[] crossings, float? bound, "
     f"{_RULE}, int[] firsts) -> ()"
 )
 _LIBRARY.define(
     f"coded_step_(Tensor(a!)[] planes, {_LADDER}, str signs, int[] sign_keys, int[] first_rows, "
-    "int[] dims, int[] shapes, int[] orders, Tensor[] grads, Tensor(b!)[] moments, "
+    "int[] dims, int[] shapes, int[] orders, Tensor[] grads, Tensor(f!)[] means, Tensor(b!)[] moments, "
     "Tensor(c!)[] exponents, Tensor(d!)[] steps, Tensor(e!)[] nonfinite, "
     f"int[] streams, {_RULE}) -> ()"
 )
@@ -148,10 +149,10 @@ def _columns(shape: list[int]) -> int:
 
 
 def float_step_(
-    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor],
-    steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *, streams: Sequence[int],
-    crossings: Sequence[float], bound: float | None, compile: bool, lr: float | Tensor, firsts: Sequence[int] = (),
-    **rule: Any,
+    params: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor], moments: Sequence[Tensor],
+    exponents: Sequence[Tensor], steps: Sequence[Tensor], scales: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
+    streams: Sequence[int], crossings: Sequence[float], bound: float | None, compile: bool, lr: float | Tensor,
+    firsts: Sequence[int] = (), **rule: Any,
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_`, once for every device and pair of dtypes among these tensors.
 
@@ -160,18 +161,17 @@ def float_step_(
     """
     if torch.compiler.is_compiling():  # plain operations, which the compiler can fuse
         update.madam_(
-            params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings,
+            params, grads, means, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings,
             bound=bound, lr=lr, firsts=firsts, **rule,
         )  # fmt: skip
         return None
     _MADE.launches = []
-    held: Sequence[Tensor | None] = moments or [None] * len(params)
     keys = [
         (p.device, p.dtype, g.dtype, compile and compiled.takes(p, g, m))
-        for p, g, m in zip(params, grads, held, strict=True)
+        for p, g, m in zip(params, grads, _each(len(params), means, moments), strict=True)
     ]
     for pick in _alike(keys):
-        tensors = [pick(own) for own in (params, grads, moments, exponents, steps, scales, nonfinite)]
+        tensors = [pick(own) for own in (params, grads, means, moments, exponents, steps, scales, nonfinite)]
         if pick(keys)[0][-1]:
             compiled.float_step(
                 *tensors, streams=pick(streams), crossings=pick(crossings), bound=bound, lr=lr,
@@ -186,37 +186,38 @@ def float_step_(
 
 
 def _float_step_reference(
-    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
-    scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
-    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
-    rounding: str | None, maximize: bool, firsts: list[int],
+    params: list[Tensor], grads: list[Tensor], means: list[Tensor], moments: list[Tensor], exponents: list[Tensor],
+    steps: list[Tensor], scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float],
+    bound: float | None, lr_tensor: Tensor | None, lr: float, momentum: float, beta: float, max_step: float,
+    weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool, firsts: list[int],
 ) -> None:  # fmt: skip
     update.madam_(
-        params, grads, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings, bound=bound,
-        lr=lr if lr_tensor is None else lr_tensor, beta=beta, max_step=max_step, weight_decay=weight_decay,
-        bias_correction=bias_correction, rounding=rounding, maximize=maximize, firsts=firsts,
+        params, grads, means, moments, exponents, steps, scales, nonfinite, streams=streams, crossings=crossings,
+        bound=bound, lr=lr if lr_tensor is None else lr_tensor, momentum=momentum, beta=beta, max_step=max_step,
+        weight_decay=weight_decay, bias_correction=bias_correction, rounding=rounding, maximize=maximize, firsts=firsts,
     )  # fmt: skip
     _MADE.note(None)
 
 
 def _float_step_cuda(
-    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], exponents: list[Tensor], steps: list[Tensor],
-    scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float], bound: float | None,
-    lr_tensor: Tensor | None, lr: float, beta: float, max_step: float, weight_decay: float, bias_correction: bool,
-    rounding: str | None, maximize: bool, firsts: list[int],
+    params: list[Tensor], grads: list[Tensor], means: list[Tensor], moments: list[Tensor], exponents: list[Tensor],
+    steps: list[Tensor], scales: list[Tensor], nonfinite: list[Tensor], streams: list[int], crossings: list[float],
+    bound: float | None, lr_tensor: Tensor | None, lr: float, momentum: float, beta: float, max_step: float,
+    weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool, firsts: list[int],
 ) -> None:  # fmt: skip
     rule: dict[str, Any] = {
-        "lr": _lr_for_kernels(lr_tensor, lr), "beta": beta, "max_step": max_step, "bound": bound,
-        "weight_decay": weight_decay, "bias_correction": bias_correction, "rounding": rounding, "maximize": maximize,
+        "lr": _lr_for_kernels(lr_tensor, lr), "momentum": momentum, "beta": beta, "max_step": max_step,
+        "bound": bound, "weight_decay": weight_decay, "bias_correction": bias_correction, "rounding": rounding,
+        "maximize": maximize,
     }  # fmt: skip
     fast = _has_triton()
-    held: Sequence[Tensor | None] = moments or [None] * len(params)
+    held = _each(len(params), means, moments)
     keys = [fast and _launch().takes(p, g, m) for p, g, m in zip(params, grads, held, strict=True)]
     for pick in _alike(keys):
         step = _launch().float_step if pick(keys)[0] else update.madam_
         launches = step(
-            pick(params), pick(grads), pick(moments), pick(exponents), pick(steps), pick(scales), pick(nonfinite),
-            streams=pick(streams), crossings=pick(crossings), firsts=pick(firsts), **rule,
+            pick(params), pick(grads), pick(means), pick(moments), pick(exponents), pick(steps), pick(scales),
+            pick(nonfinite), streams=pick(streams), crossings=pick(crossings), firsts=pick(firsts), **rule,
         )  # fmt: skip
         _MADE.note(launches)
 
@@ -226,15 +227,15 @@ def _float_step_cuda(
 
 def coded_step_(
     planes: Sequence[Sequence[Tensor]], codings: Sequence[CodeLayout], grads: Sequence[Tensor],
-    moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor], nonfinite: Sequence[Tensor], *,
-    streams: Sequence[int], compile: bool, lr: float | Tensor, **rule: Any,
+    means: Sequence[Tensor], moments: Sequence[Tensor], exponents: Sequence[Tensor], steps: Sequence[Tensor],
+    nonfinite: Sequence[Tensor], *, streams: Sequence[int], compile: bool, lr: float | Tensor, **rule: Any,
 ) -> list[Any] | None:  # fmt: skip
     """:func:`torchmadam.update.madam_coded_`, once for every device, ladder, kind of signs and dtype of gradients.
 
     ``compile`` and what is returned are as for :func:`float_step_`.
     """
     _MADE.launches = []
-    held: Sequence[Tensor | None] = moments or [None] * len(grads)
+    held = _each(len(grads), means, moments)
     can = [*map(_kernels_take, codings)]
     in_c = [
         compile and g.is_cpu and able and compiled_codes.takes(c, m)
@@ -246,8 +247,8 @@ def coded_step_(
         ladder = own[0].format
         if pick(in_c)[0]:
             compiled_codes.coded_step(
-                pick(planes), own, pick(grads), pick(moments), pick(exponents), pick(steps), pick(nonfinite),
-                streams=pick(streams), lr=lr, **rule,
+                pick(planes), own, pick(grads), pick(means), pick(moments), pick(exponents), pick(steps),
+                pick(nonfinite), streams=pick(streams), lr=lr, **rule,
             )  # fmt: skip
             _MADE.note(None)
             continue
@@ -255,7 +256,7 @@ def coded_step_(
             list(chain.from_iterable(pick(planes))), ladder.levels, ladder.spacing, ladder.crossing, own[0].signs,
             [c.sign_key for c in own], [c.first_row for c in own], [len(c.shape) for c in own],
             list(chain.from_iterable(c.shape for c in own)), list(chain.from_iterable(c.order for c in own)),
-            pick(grads), pick(moments), pick(exponents), pick(steps), pick(nonfinite), pick(streams),
+            pick(grads), pick(means), pick(moments), pick(exponents), pick(steps), pick(nonfinite), pick(streams),
             *_lr_of(lr), *_rule_of(rule),
         )  # fmt: skip
     return _MADE.take()
@@ -263,9 +264,9 @@ def coded_step_(
 
 def _coded_step(kernel: bool, *arguments: Any) -> None:
     (
-        planes, levels, spacing, crossing, signs, sign_keys, first_rows, dims, shapes, orders, grads, moments,
-        exponents, steps, nonfinite, streams, lr_tensor, lr, beta, max_step, weight_decay, bias_correction, rounding,
-        maximize,
+        planes, levels, spacing, crossing, signs, sign_keys, first_rows, dims, shapes, orders, grads, means, moments,
+        exponents, steps, nonfinite, streams, lr_tensor, lr, momentum, beta, max_step, weight_decay, bias_correction,
+        rounding, maximize,
     ) = arguments  # fmt: skip
     codings, at = [], 0
     for count, key, first in zip(dims, sign_keys, first_rows, strict=True):
@@ -276,15 +277,20 @@ def _coded_step(kernel: bool, *arguments: Any) -> None:
     own = [planes[i : i + each] for i in range(0, len(planes), each)]
     step = _launch().coded_step if kernel and _has_triton() and _kernels_take(codings[0]) else update.madam_coded_
     launches = step(
-        own, codings, grads, moments, exponents, steps, nonfinite, streams=streams,
+        own, codings, grads, means, moments, exponents, steps, nonfinite, streams=streams,
         lr=_lr_for_kernels(lr_tensor, lr) if kernel else lr if lr_tensor is None else lr_tensor,
-        beta=beta, max_step=max_step, weight_decay=weight_decay, bias_correction=bias_correction, rounding=rounding,
-        maximize=maximize,
+        momentum=momentum, beta=beta, max_step=max_step, weight_decay=weight_decay, bias_correction=bias_correction,
+        rounding=rounding, maximize=maximize,
     )  # fmt: skip
     _MADE.note(launches)
 
 
 # ---- shared
+
+
+def _each(count: int, *lists: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """What so many parameters have, each of those lists that are not empty."""
+    return [*zip(*filter(len, lists), strict=True)] or [()] * count
 
 
 def _alike(keys: Sequence[Hashable]) -> Iterable[Callable[[Sequence[Any]], list[Any]]]:
@@ -310,7 +316,7 @@ def _lr_for_kernels(lr_tensor: Tensor | None, lr: float) -> float | Tensor:
 
 
 def _rule_of(rule: dict[str, Any]) -> list[Any]:
-    names = ("beta", "max_step", "weight_decay", "bias_correction", "rounding", "maximize")
+    names = ("momentum", "beta", "max_step", "weight_decay", "bias_correction", "rounding", "maximize")
     return [rule[name] for name in names]
 
 

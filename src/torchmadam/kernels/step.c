@@ -15,16 +15,19 @@ weight may differ. Infinities and NaNs are told apart from numbers: never build 
 typedef struct {
     void *weights;
     const void *grads;
-    float *moments; /* NULL: u = sign g */
+    uint16_t *means; /* first moments, bfloat16; NULL: none */
+    float *moments;  /* NULL: u = sign g */
     int64_t count;
     int64_t first;     /* where in the whole parameter these begin, which may be a shard */
     int64_t nonfinite; /* out: gradients that could not be used */
-    float beta, fresh; /* fresh = 1 - beta */
-    float rate;        /* lr sqrt(1 - beta^t), with the sign of maximize */
+    float momentum, recent; /* recent = 1 - momentum, with the sign of maximize */
+    float beta, fresh;      /* fresh = 1 - beta */
+    float rate;        /* lr sqrt(1 - beta^t) / (1 - momentum^t), with the sign of maximize unless the mean has it */
     float top;         /* the longest step in log space */
     float factor;      /* exp(-lr weight_decay) */
     float width;       /* beta_w, the zone around zero where steps are additive; 0: signs are frozen */
     float least, most; /* sizes of weights */
+    uint32_t phase;    /* of the means' dither */
     uint32_t low, high; /* the key of the random bits */
 } Tensor;
 
@@ -79,9 +82,9 @@ static inline void store(void *to, int64_t i, float x, int kind, int64_t first, 
     ((uint16_t *)to)[i] = (uint16_t)((x == x ? bits + more : bits) >> 16);
 }
 
-/* The elements from first to last. kind, folds, crosses and gentle are constants wherever this is inlined. */
+/* The elements from first to last. kind, means, folds, crosses and gentle are constants wherever this is inlined. */
 static inline __attribute__((always_inline)) void step_range(
-    Tensor *all, int64_t first, int64_t last, int kind, int folds, int crosses, int gentle
+    Tensor *all, int64_t first, int64_t last, int kind, int means, int folds, int crosses, int gentle
 ) {
     const Tensor t = *all;
     float *restrict moments = t.moments;
@@ -91,6 +94,12 @@ static inline __attribute__((always_inline)) void step_range(
         float g = load(t.grads, i, kind);
         float square = g * g;
         int usable = square <= 0x1p126f; /* moment.LARGEST */
+        if (means) {
+            float mean = load(t.means, i, BFLOAT16_NEAREST);
+            g = usable ? mean * t.momentum + g * t.recent : mean;
+            /* mean.Mean */
+            t.means[i] = (uint16_t)((as_bits(g) + (((uint32_t)(t.first + i) * 0xC2B2AE35u + t.phase) >> 16)) >> 16);
+        }
 
         float a;
         if (folds) {
@@ -144,12 +153,14 @@ static inline __attribute__((always_inline)) void step_range(
 }
 
 static void step_part(Tensor *t, int64_t first, int64_t last, int kind) {
-    int which = (t->moments != 0) * 4 + (t->width > 0.0f) * 2 + (t->top <= 0.5f);
+    int which = (t->means != 0) * 8 + (t->moments != 0) * 4 + (t->width > 0.0f) * 2 + (t->top <= 0.5f);
 #define CASE(KIND, WHICH)                                                             \
     if (kind == KIND && which == (WHICH))                                             \
-        step_range(t, first, last, KIND, (WHICH) / 4, (WHICH) / 2 % 2, (WHICH) % 2);
-#define CASES(KIND) \
-    CASE(KIND, 0) CASE(KIND, 1) CASE(KIND, 2) CASE(KIND, 3) CASE(KIND, 4) CASE(KIND, 5) CASE(KIND, 6) CASE(KIND, 7)
+        step_range(t, first, last, KIND, (WHICH) / 8, (WHICH) / 4 % 2, (WHICH) / 2 % 2, (WHICH) % 2);
+#define EIGHT(KIND, FROM)                                                                    \
+    CASE(KIND, FROM) CASE(KIND, FROM + 1) CASE(KIND, FROM + 2) CASE(KIND, FROM + 3)          \
+    CASE(KIND, FROM + 4) CASE(KIND, FROM + 5) CASE(KIND, FROM + 6) CASE(KIND, FROM + 7)
+#define CASES(KIND) EIGHT(KIND, 0) EIGHT(KIND, 8)
     CASES(FLOAT32)
     CASES(BFLOAT16_NEAREST)
     CASES(BFLOAT16_STOCHASTIC)

@@ -20,6 +20,7 @@ typedef struct {
     int32_t stochastic; /* rounding */
     int32_t narrow;     /* gradients are bfloat16 */
     int32_t maximize;
+    float momentum, recent; /* recent = 1 - momentum */
     float beta, fresh, max_step;
     float rate;         /* lr / spacing */
     float pull;         /* rate times weight decay */
@@ -31,11 +32,13 @@ typedef struct {
     uint8_t *planes[MOST_PLANES];
     const uint8_t *sign_plane;
     const void *grads;
-    float *moments; /* NULL: u = sign g */
+    uint16_t *means; /* first moments, bfloat16; NULL: none */
+    float *moments;  /* NULL: u = sign g */
     int64_t rows, columns;
     int64_t first;     /* where in the whole parameter these begin, which may be a shard; below 2^31, as is the end */
     int64_t nonfinite; /* out: gradients that could not be used */
-    float correction;  /* 1 - beta^t, or 1 */
+    float mean_correction, correction; /* 1 - momentum^t and 1 - beta^t, or 1 */
+    uint32_t phase; /* of the means' dither */
     uint32_t low, high, sign_low, sign_high; /* keys of random bits */
 } Codes;
 
@@ -89,25 +92,48 @@ static inline void pack(uint8_t *to, const int32_t *codes, int count, int width,
     }
 }
 
+static inline float widened(uint16_t upper) {
+    uint32_t bits = (uint32_t)upper << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* mean.Mean */
+static inline uint16_t narrowed(float x, uint32_t position, uint32_t phase) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return (uint16_t)((bits + ((position * 0xC2B2AE35u + phase) >> 16)) >> 16);
+}
+
 /* u, and 1 where a gradient can be used. Returns how many cannot. */
 static inline int directions(
     const Rule *r, const Codes *t, int64_t at, int count, float *restrict u, int32_t *restrict usable
 ) {
-    float g[BLOCK], *restrict moments = t->moments;
+    float g[BLOCK], square[BLOCK], *restrict moments = t->moments;
     int bad = 0;
     if (r->narrow) {
         const uint16_t *from = (const uint16_t *)t->grads + at;
-        for (int j = 0; j < count; j++) {
-            uint32_t bits = (uint32_t)from[j] << 16;
-            memcpy(&g[j], &bits, 4);
-        }
+        for (int j = 0; j < count; j++)
+            g[j] = widened(from[j]);
     } else
         memcpy(g, (const float *)t->grads + at, (size_t)count * 4);
     float sign = r->maximize ? -1.0f : 1.0f;
     for (int j = 0; j < count; j++) {
         g[j] *= sign;
-        usable[j] = g[j] * g[j] <= 0x1p126f; /* moment.LARGEST */
+        square[j] = g[j] * g[j];
+        usable[j] = square[j] <= 0x1p126f; /* moment.LARGEST */
         bad += !usable[j];
+    }
+    if (t->means) { /* from here on g is the mean */
+        uint16_t *restrict means = t->means + at;
+        for (int j = 0; j < count; j++) {
+            float mean = widened(means[j]);
+            float folded = mean * r->momentum + g[j] * r->recent;
+            g[j] = usable[j] ? folded : mean;
+            means[j] = narrowed(g[j], (uint32_t)(t->first + at) + (uint32_t)j, t->phase);
+            g[j] /= t->mean_correction;
+        }
     }
     if (!moments) {
         for (int j = 0; j < count; j++)
@@ -116,7 +142,7 @@ static inline int directions(
     }
     for (int j = 0; j < count; j++) {
         float v = moments[at + j];
-        float folded = v * r->beta + (g[j] * g[j]) * r->fresh;
+        float folded = v * r->beta + square[j] * r->fresh;
         v = usable[j] ? folded : v;
         moments[at + j] = v;
         float x = g[j] / sqrtf(v / t->correction);

@@ -6,6 +6,7 @@ import triton.language as tl
 from torchmadam.kernels.arithmetic import (
     DOUBTFUL,
     WHOLE,
+    averaged,
     direction,
     fast_constants,
     fast_move,
@@ -15,6 +16,8 @@ from torchmadam.kernels.arithmetic import (
     random_key,
     rounded,
     shared_bits,
+    upper_bits,
+    widened,
 )
 from torchmadam.kernels.moments import (
     decoded,
@@ -38,7 +41,7 @@ from torchmadam.kernels.planes import (
     store_code,
     unpacked,
 )
-from torchmadam.kernels.tables import address, count_bad, entry, leave, time_of
+from torchmadam.kernels.tables import address, count_bad, entry, leave, mean_correction, time_of
 
 
 @triton.jit
@@ -157,12 +160,14 @@ def opened(
 
 @triton.jit
 def coded_kernel(
-    table, blocks, clock, log_beta, log_beta_rest, lr_at, lr, spacing, middle, beta, fresh, max_step, decay,
-    G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr, DECAYS: tl.constexpr,
-    MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, SIGNED: tl.constexpr,
-    TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, W3: tl.constexpr,
-    FLAT: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr,
-    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ALONE: tl.constexpr, PTX: tl.constexpr,
+    table, blocks, clock, log_beta, log_beta_rest, log_momentum, log_momentum_rest, lr_at, lr, spacing, middle,
+    momentum, recent, beta, fresh, max_step, decay,
+    G: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
+    DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
+    SIGNED: tl.constexpr, TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
+    W2: tl.constexpr, W3: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr,
+    ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    ALONE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """update.madam_coded_ on up to SPAN blocks of a matrix of codes.
 
@@ -181,7 +186,9 @@ def coded_kernel(
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
     WIDE: tl.constexpr = FLAT and ALIGNED
     PAIRS: tl.constexpr = WIDE and EIGHT and G == tl.bfloat16
-    TURN: tl.constexpr = 0 if PAIRS and SIGN_MODE == 1 else SIGN_MODE  # how moves are to be turned
+    # How moves are to be turned, where gradients are not: means are of those as they are.
+    TURN: tl.constexpr = 0 if PAIRS and SIGN_MODE == 1 and not HAS_MEAN else SIGN_MODE
+    means = address(at + 0, tl.int16, ALIGNED)
     gradients, moments = address(at + 1, G, ALIGNED), address(at + 2, MOMENT, ALIGNED)
     correction, inverse, low, high, phase = time_of(at, clock, tensor, log_beta, log_beta_rest, ALONE)
     EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
@@ -201,7 +208,11 @@ def coded_kernel(
     signs = address(at + 9, tl.uint8, ALIGNED) if SIGN_MODE == 1 else plane0
 
     inverse = inverse if CORRECT else inverse * 0 + 1
-    factor, share, most_moment, least_grad, least_exponent = fast_constants(
+    of_mean = inverse
+    if HAS_MEAN:  # u has it above the line, and the moment's root below
+        of_mean = mean_correction(at, log_momentum, log_momentum_rest, ALONE) if CORRECT else inverse * 0 + 1
+        inverse = inverse * (of_mean * of_mean)
+    factor, share, most_moment, least_moment, least_grad, least_exponent = fast_constants(
         inverse, rate, beta, fresh, max_step, HAS_MOMENT
     )
 
@@ -230,6 +241,9 @@ def coded_kernel(
         )  # fmt: skip
         square = g * g
         moment = held * beta + square * fresh if HAS_MOMENT else square
+        if HAS_MEAN:
+            g = averaged(g, widened(fetch(means + start + element, mask, EVEN)), momentum, recent)
+            square = g * g
         move = fast_move(g, square, moment, factor, share, rate, HAS_MOMENT)
         move = directed(move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS)
         lost = rate * decay * 6.103515625e-05 if DECAYS else 0.0
@@ -237,7 +251,16 @@ def coded_kernel(
 
         largest = tl.zeros([EXPONENTS], tl.int32)
         worst = tl.max(doubt.to(tl.int32, bitcast=True), 1)[:, None]
-        if EIGHT:
+        if HAS_MEAN:
+            # A mean may be as large as it likes beside its moment, and there where the gradient is zero.
+            size = tl.max(tl.max(tl.maximum(moment, square * share).to(tl.uint32, bitcast=True), 1), 0)
+            small = tl.min(tl.min(tl.where(g == 0, 3e38, moment), 1), 0)
+            doubtful = (tl.max(tl.max(worst, 1), 0) > DOUBTFUL) | (size > most_moment)
+            if HAS_MOMENT:
+                doubtful = doubtful | (small < least_moment)
+            if EIGHT:
+                largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
+        elif EIGHT:
             # Threads are asked once whether anything is unusual, and only then, what.
             largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
             unusual = of_rows(largest, EXPONENTS, GROUPS).to(tl.uint32, bitcast=True) > most_moment
@@ -269,8 +292,12 @@ def coded_kernel(
                 W2, W3, FLAT, WIDE, LANES, INDEX, GROUPS, PAIRS, PTX,
             )  # fmt: skip
             held, usable = moment_of(g, held, beta, fresh, HAS_MOMENT)
-            moment = held
-            u = tl.where(usable, direction(g, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
+            moment, towards = held, g
+            if HAS_MEAN:
+                mean = widened(fetch(means + start + element, mask, EVEN))
+                g = tl.where(usable, averaged(g, mean, momentum, recent), mean)
+                towards = tl.div_rn(g, of_mean)
+            u = tl.where(usable, direction(towards, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
             exact = directed(u * rate, same_k, negative, rate * decay, spacing, middle, SIGNED, TURN, DECAYS)
             rungs = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0)
             by = tl.minimum(tl.maximum(rungs, -1048576.0), 1048576.0).to(tl.int32) + WHOLE  # no ladder is as long
@@ -279,6 +306,8 @@ def coded_kernel(
             count_bad(at + 4, tl.sum(tl.sum(bad.to(tl.int32), 1), 0))
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
+        if HAS_MEAN:
+            put(means + start + element, upper_bits(g, (begin + start.to(INDEX)) + element, phase), mask, EVEN)
         if EIGHT:
             position = (begin + start.to(INDEX)) + element
             codes, new_exponents = encoded(moment, largest, position, phase, EXPONENTS, GROUPS)

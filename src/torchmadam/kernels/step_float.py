@@ -3,18 +3,28 @@
 import triton
 import triton.language as tl
 
-from torchmadam.kernels.arithmetic import fast_direction, moment_of, moved, narrowed, nearest_bfloat16, random_bits
+from torchmadam.kernels.arithmetic import (
+    averaged,
+    fast_direction,
+    moment_of,
+    moved,
+    narrowed,
+    nearest_bfloat16,
+    random_bits,
+    upper_bits,
+    widened,
+)
 from torchmadam.kernels.moments import decoded, encoded, largest_bits, load_exponents, store_exponents
-from torchmadam.kernels.tables import address, count_bad, entry, leave, time_of
+from torchmadam.kernels.tables import address, count_bad, entry, leave, mean_correction, time_of
 
 
 @triton.jit
 def float_elements(
-    row, begin, offset, mask, grad, held, exponents, exponents_first, exponents_end, old, limit, width, inverse, low,
-    high, phase, lr, beta, fresh, max_step, decay, least, most,
-    ROWS: tl.constexpr, P: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
-    BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    row, begin, offset, mask, grad, mean, held, exponents, exponents_first, exponents_end, old, limit, width, inverse,
+    low, high, phase, lr, momentum, recent, beta, fresh, max_step, decay, least, most,
+    ROWS: tl.constexpr, P: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr,
+    CORRECT: tl.constexpr, BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr,
+    STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """update.madam_ on the elements of one tensor at these offsets, a matrix, which have been loaded.
 
@@ -33,6 +43,10 @@ def float_elements(
         held, usable = moment_of(grad, held, beta, fresh, HAS_MOMENT)
         if HAS_MOMENT:
             tl.store(address(row + 2, tl.float32, ALIGNED) + offset, held, mask)
+    if HAS_MEAN:
+        mean = widened(mean)
+        grad = tl.where(usable, averaged(grad, mean, momentum, recent), mean)
+        tl.store(address(row + 11, tl.int16, ALIGNED) + offset, upper_bits(grad, begin + offset, phase), mask)
     u = fast_direction(grad, held, inverse, max_step, HAS_MOMENT, CORRECT)
     a = tl.minimum(tl.maximum(tl.where(usable, u, 0.0) * lr, -80.0), 80.0)
     new = moved(old, a, width)
@@ -61,11 +75,12 @@ def float_elements(
 
 @triton.jit
 def float_kernel(
-    table, blocks, clock, log_beta, log_beta_rest, lr_at, lr, beta, fresh, max_step, bound, decay, least, most,
-    P: tl.constexpr, G: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
-    BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr, STOCHASTIC: tl.constexpr,
-    LR_IS_TENSOR: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
-    SPAN: tl.constexpr, ALONE: tl.constexpr,
+    table, blocks, clock, log_beta, log_beta_rest, log_momentum, log_momentum_rest, lr_at, lr, momentum, recent, beta,
+    fresh, max_step, bound, decay, least, most,
+    P: tl.constexpr, G: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr,
+    CORRECT: tl.constexpr, BOUNDED: tl.constexpr, DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, LOST: tl.constexpr,
+    STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr, ALIGNED: tl.constexpr, INDEX: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """update.madam_ on SPAN blocks of one tensor: in groups of 4, which vectorise, and what is left of the last.
 
@@ -82,6 +97,7 @@ def float_kernel(
     param, grad = address(row + 0, P, ALIGNED), address(row + 1, G, ALIGNED)
     MOMENT: tl.constexpr = tl.uint8 if EIGHT else tl.float32
     moment = address(row + 2, MOMENT, ALIGNED)
+    means = address(row + 11, tl.int16, ALIGNED) if HAS_MEAN else moment
     if LR_IS_TENSOR:
         lr = tl.load(lr_at).to(tl.float32)
     if BOUNDED:
@@ -98,6 +114,7 @@ def float_kernel(
     held = g.to(tl.float32)
     if HAS_MOMENT:
         held = tl.load(moment + offset, mask, other=0)
+    mean = tl.load(means + offset, mask, other=0) if HAS_MEAN else g
     EXPONENTS: tl.constexpr = BLOCK // 128  # of a block
     exponents_at = address(row + 9, tl.uint8, False) if EIGHT else moment
     exponents_end = (whole * 4 + 127) // 128
@@ -105,6 +122,9 @@ def float_kernel(
     if EIGHT:
         exponents = load_exponents(exponents_at, first * EXPONENTS, exponents_end, EXPONENTS, GROUPS)
     _correction, inverse, low, high, phase = time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE)
+    if HAS_MEAN and CORRECT:  # u has the mean above the line, and the moment's root below
+        of_mean = mean_correction(row, log_momentum, log_momentum_rest, ALONE)
+        inverse = inverse * (of_mean * of_mean)
     bad = tl.zeros([GROUPS], tl.int32)
     for turn in range(SPAN):
         next_group = group + GROUPS
@@ -115,18 +135,19 @@ def float_kernel(
         next_held = next_g.to(tl.float32)
         if HAS_MOMENT:
             next_held = tl.load(moment + next_offset, next_mask, other=0)
+        next_mean = tl.load(means + next_offset, next_mask, other=0) if HAS_MEAN else next_g
         next_exponents = exponents
         if EIGHT:
             next_exponents = load_exponents(
                 exponents_at, (first + turn + 1) * EXPONENTS, exponents_end, EXPONENTS, GROUPS
             )
         bad += float_elements(
-            row, begin, offset, mask, g, held, exponents, (first + turn) * EXPONENTS, exponents_end, old, limit, width,
-            inverse, low, high, phase, lr, beta, fresh, max_step, decay, least, most, GROUPS, P, HAS_MOMENT, EIGHT,
-            CORRECT, BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, ALIGNED,
+            row, begin, offset, mask, g, mean, held, exponents, (first + turn) * EXPONENTS, exponents_end, old, limit,
+            width, inverse, low, high, phase, lr, momentum, recent, beta, fresh, max_step, decay, least, most, GROUPS,
+            P, HAS_MEAN, HAS_MOMENT, EIGHT, CORRECT, BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, ALIGNED,
         )  # fmt: skip
         group, mask, offset, g, old, held = next_group, next_mask, next_offset, next_g, next_old, next_held
-        exponents = next_exponents
+        exponents, mean = next_exponents, next_mean
 
     if (count % 4 > 0) & (whole // GROUPS // SPAN == first // SPAN):
         rest = whole * 4 + lane
@@ -135,14 +156,15 @@ def float_kernel(
         rest_held = rest_g.to(tl.float32)
         if HAS_MOMENT:
             rest_held = tl.load(moment + rest, inside, other=0)
+        rest_mean = tl.load(means + rest, inside, other=0) if HAS_MEAN else rest_g
         rest_exponents = tl.zeros([1, 1], tl.uint8)
         if EIGHT:
             rest_exponents = load_exponents(exponents_at, exponents_end, exponents_end + 1, 1, 1)
         rest_bad = float_elements(
-            row, begin, rest, inside, rest_g, rest_held, rest_exponents, exponents_end, exponents_end + 1,
-            tl.load(param + rest, inside, other=0.0), limit, width, inverse, low, high, phase, lr, beta, fresh,
-            max_step, decay, least, most, 1, P, HAS_MOMENT, EIGHT, CORRECT, BOUNDED, DECAYS, MAXIMIZE,
-            LOST, STOCHASTIC, False,
+            row, begin, rest, inside, rest_g, rest_mean, rest_held, rest_exponents, exponents_end, exponents_end + 1,
+            tl.load(param + rest, inside, other=0.0), limit, width, inverse, low, high, phase, lr, momentum, recent,
+            beta, fresh, max_step, decay, least, most, 1, P, HAS_MEAN, HAS_MOMENT, EIGHT, CORRECT,
+            BOUNDED, DECAYS, MAXIMIZE, LOST, STOCHASTIC, False,
         )  # fmt: skip
         count_bad(row + 4, tl.sum(rest_bad, 0))
     count_bad(row + 4, tl.sum(bad, 0))

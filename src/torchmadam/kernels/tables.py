@@ -11,12 +11,13 @@ from torchmadam.kernels.arithmetic import random_key
 
 # Columns of the tables. A float's bits are stored in the low half of an integer. The last column counts the programs of
 # a step without a clock; between steps it is zero.
-PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS, FIRST, _, FLOAT_COLUMNS = range(13)
+PARAM, GRAD, MOMENT, STEP, NONFINITE, COUNT, STREAM, SCALE, CROSSING, EXPONENTS, FIRST, MEAN = range(12)
+FLOAT_COLUMNS = 13
 # Coded tensors: rows and columns of the matrix of codes, the plane of signs (or the key of a seed), and the planes of
-# k; the exponents of an 8-bit moment in the place of COUNT. PARAM stays empty. FIRST is where in the whole parameter
-# this tensor, which may be a shard, begins.
+# k; the exponents of an 8-bit moment in the place of COUNT, and the first moment in that of PARAM. FIRST is where in
+# the whole parameter this tensor, which may be a shard, begins.
 ROWS, COLUMNS, SIGNS, PLANES, CODED_FIRST, CODED_COLUMNS = 7, 8, 9, 10, 14, 16
-CODED_EXPONENTS = COUNT
+CODED_MEAN, CODED_EXPONENTS = PARAM, COUNT
 CLOCK = tl.constexpr(5)  # numbers that a clock notes for each tensor
 
 
@@ -70,6 +71,15 @@ def time_of(row, clock, tensor, log_beta, log_beta_rest, ALONE: tl.constexpr):
         low, high = tl.load(notes + 2).to(tl.uint32, bitcast=True), tl.load(notes + 3).to(tl.uint32, bitcast=True)
         phase = tl.load(notes + 4).to(tl.uint32, bitcast=True)
     return correction, inverse, low, high, phase
+
+
+@triton.jit
+def mean_correction(row, log_momentum, log_momentum_rest, ALONE: tl.constexpr):
+    """1 - momentum^t for the step t that is being made, which a clock, unless it goes without, has counted."""
+    t = tl.load(entry(row + 3).to(tl.pointer_type(tl.float32)))
+    if ALONE:
+        t = t + 1
+    return (1 - tl.exp(t.to(tl.float64) * log_momentum + t.to(tl.float64) * log_momentum_rest)).to(tl.float32)
 
 
 @triton.jit
