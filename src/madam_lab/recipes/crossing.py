@@ -71,6 +71,24 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         f"crossing_3_bound_none_decay_{d:g}": {"arguments": {"crossing": 3.0, "bound": None, "weight_decay": d}}
         for d in (0.1, 0.3)
     },
+    # A first moment, as Adam's: steps as large as a decay of 0.3 makes them shake without it.
+    **{
+        f"crossing_1_bound_{b:g}_decay_{d:g}_momentum": {
+            "arguments": {"crossing": 1.0, "bound": b, "weight_decay": d, "momentum": 0.9}
+        }
+        for b in (3.0, 5.0, 10.0)
+        for d in (0.03, 0.1, 0.2, 0.3)
+    },
+    **{
+        f"{name}_bound_{b:g}_decay_{d:g}_momentum": {
+            "ladder": LadderFormat.preset(name),
+            "conversion": {"bound": b},
+            "arguments": {"weight_decay": d, "momentum": 0.9},
+        }
+        for name in ("signed8", "signed12")
+        for b in (3.0, 5.0, 10.0)
+        for d in (0.1, 0.2, 0.3)
+    },
     "crossing_10_bound_none_decay_0.1": {"arguments": {"crossing": 10.0, "bound": None, "weight_decay": 0.1}},
     # An average instead of a schedule, or beside one.
     "crossing_1_average": {**CROSSED, "average": 0.99},
