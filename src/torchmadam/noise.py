@@ -54,10 +54,10 @@ def shared_bits(shape: torch.Size, key: int, step: Tensor, first: int = 0) -> Te
     return (_mixed(position >> 3, low, high) * ((position & 7).to(torch.int32) * each + begin)).view(shape)
 
 
-def _positions(shape: torch.Size, step: Tensor, first: int) -> Tensor:
+def _positions(shape: torch.Size, beside: Tensor, first: int) -> Tensor:
     end = first + shape.numel()
     dtype = torch.int32 if end < 2**31 else torch.int64
-    return torch.arange(first, end, dtype=dtype, device=step.device)
+    return torch.arange(first, end, dtype=dtype, device=beside.device)
 
 
 def halves(key: int, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,22 +96,18 @@ def _finished(bits: Tensor) -> Tensor:
 
 def random_bits_like(tensor: Tensor, key: int, step: Tensor, first: int = 0) -> Tensor:
     """:func:`random_bits` for each element of a tensor, by its position in memory (row-major, if memory has gaps)."""
-    order = memory_order(tensor)
-    in_memory = tensor.permute(order)
-    if not in_memory.is_contiguous():
-        return random_bits(tensor.shape, key, step, first)
-    back = sorted(range(tensor.dim()), key=order.__getitem__)
-    return random_bits(in_memory.shape, key, step, first).permute(back)
+    low, high = halves(key, step)
+    return _finished(_mixed(positions_like(tensor, first), low, high) * _MIX32[1])
 
 
 def positions_like(tensor: Tensor, first: int = 0) -> Tensor:
     """The position in memory of each element of a tensor, counted from ``first`` (row-major, if memory has gaps)."""
+    place = _positions(tensor.shape, tensor, first)
     order = memory_order(tensor)
-    back = sorted(range(tensor.dim()), key=order.__getitem__)
-    if not tensor.permute(order).is_contiguous():
-        order = back = list(range(tensor.dim()))
-    place = torch.arange(first, first + tensor.numel(), device=tensor.device)
-    return place.view([tensor.shape[dim] for dim in order]).permute(back)
+    in_memory = tensor.permute(order)
+    if not in_memory.is_contiguous():
+        return place.view(tensor.shape)
+    return place.view(in_memory.shape).permute(sorted(range(tensor.dim()), key=order.__getitem__))
 
 
 def memory_order(tensor: Tensor) -> list[int]:
