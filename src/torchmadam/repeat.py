@@ -87,8 +87,8 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
         params = [p for p, grad in zip(params, grads, strict=True) if grad is not None]
         grads = [grad for grad in grads if grad is not None]
     held: list[Any] = [*map(state.get, params)]
-    if not all(held):
-        return None  # the first step of some
+    if not held or not all(held):
+        return None  # nothing to step, or the first step of some
     if not group["momentum"] and "first_moment" in held[0]:
         return None  # the first step without momentum, which drops them
     try:
