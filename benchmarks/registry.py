@@ -86,9 +86,9 @@ class Missing(Exception):  # noqa: N818 (said in the table, not an error)
 # ---- ours
 
 
-def _madam(params: list[nn.Parameter], device: torch.device, **arguments: Any) -> Step:
+def _madam(params: list[nn.Parameter], device: torch.device, momentum: float = 0.0, **arguments: Any) -> Step:
     lr: Any = torch.tensor(0.01, device=device) if device.type == "cuda" else 0.01
-    return Madam(params, lr, **arguments).step
+    return Madam(params, lr, momentum=momentum, **arguments).step
 
 
 def _stochastic(params: list[nn.Parameter], device: torch.device, **arguments: Any) -> Step:

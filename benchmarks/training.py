@@ -77,7 +77,7 @@ class Training:
         torch.manual_seed(0)
         model = task.model()
         if recipe.ladder is not None:
-            to_ladder_(model, recipe.ladder, **recipe.conversion)
+            to_ladder_(model, recipe.ladder, **{"bound": 3.0, **recipe.conversion})
         model.to(device)
         self._device, on_gpu = device, device.type == "cuda"
         self._stepper = Stepper(recipe, task, model, build_optimiser(recipe, model, device), compiled=on_gpu)

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,12 @@ def run(
     prepare: Callable[[nn.Sequential], Any] = lambda model: None,
     standardised: bool = True,
     seeds: int = 1,
+    make: Callable[..., Madam] = Madam,
     **madam: Any,
 ) -> Run:
     """Train with Madam, and keep the mean over seeds of the loss, of the test error and of codes at the upper end."""
-    runs = [_run_once(name, seed, steps, prepare, load(standardised=standardised), madam) for seed in range(seeds)]
+    made = partial(make, **madam)
+    runs = [_run_once(name, seed, steps, prepare, load(standardised=standardised), made) for seed in range(seeds)]
     mean = Run(name, said=runs[0].said)
     for curve in ("loss", "error", "at_the_top"):
         together = zip(*(getattr(r, curve) for r in runs), strict=True)
@@ -59,14 +62,19 @@ def run(
 
 
 def _run_once(
-    name: str, seed: int, steps: int, prepare: Callable[[nn.Sequential], Any], data: DigitsData, madam: dict[str, Any]
+    name: str,
+    seed: int,
+    steps: int,
+    prepare: Callable[[nn.Sequential], Any],
+    data: DigitsData,
+    make: Callable[..., Madam],
 ) -> Run:
     found, model, order = Run(name), perceptron(seed), torch.Generator().manual_seed(seed)
     prepare(model)
     weight: Any = model[2].weight
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        optimizer = Madam(model.named_parameters(), **madam)
+        optimizer = make(model.named_parameters())
         for step in range(1, steps + 1):
             chosen = torch.randint(len(data.train_x), (64,), generator=order)
             optimizer.zero_grad()
@@ -103,9 +111,9 @@ def zeros(steps: int = 400) -> tuple[str, list[Run]]:
 def signs(steps: int = 1500, seeds: int = 5) -> tuple[str, list[Run]]:
     """Inputs that are never negative, under signs that never change."""
     runs = [
-        run("0 to 1, frozen signs", steps=steps, standardised=False, seeds=seeds),
-        run("0 to 1, crossing=1.0", steps=steps, standardised=False, seeds=seeds, crossing=1.0),
-        run("standardised, frozen signs", steps=steps, seeds=seeds),
+        run("0 to 1, Madam.paper", steps=steps, standardised=False, seeds=seeds, make=Madam.paper),
+        run("standardised, Madam.paper", steps=steps, seeds=seeds, make=Madam.paper),
+        run("0 to 1, Madam", steps=steps, standardised=False, seeds=seeds),
     ]
     note = f"Pixels of digits from 0 to 1, or standardised; test error, mean of {seeds} seeds, lr = 0.01"
     return _drawn(runs, "error", "Frozen signs and inputs that are never negative", note, y_max=20), runs
@@ -115,21 +123,21 @@ def spacing(steps: int = 400) -> tuple[str, list[Run]]:
     """A learning rate below half of the ladder's spacing."""
 
     def coded(model: nn.Sequential) -> None:
-        to_ladder_(model, 8)  # spacing 0.016
+        to_ladder_(model, "paper8")  # spacing 0.016
 
     runs = [
-        run("rounded to nearest", steps=steps, prepare=coded, lr=0.003),
-        run('rounding="stochastic"', steps=steps, prepare=coded, lr=0.003, rounding="stochastic"),
+        run("rounded to nearest", steps=steps, prepare=coded, lr=0.003, make=Madam.paper),
+        run('rounding="stochastic"', steps=steps, prepare=coded, lr=0.003, rounding="stochastic", make=Madam.paper),
     ]
     title = "A learning rate below the ladder's spacing"
-    return _drawn(runs, "loss", title, "8-bit codes, spacing 0.016, lr = 0.003, digits"), runs
+    return _drawn(runs, "loss", title, "The paper's 8-bit codes, spacing 0.016, lr = 0.003, digits"), runs
 
 
 def bound(steps: int = 400) -> tuple[str, list[Run]]:
     """A ladder that ends too early."""
     runs = [
         run(f"bound={b:g}", steps=steps, prepare=lambda model, b=b: to_ladder_(model, 12, bound=b), lr=0.03)
-        for b in (0.5, 1.0, 3.0)
+        for b in (0.5, 1.0, 5.0)
     ]
     note = "Share of the second layer's codes at the upper end of their ladder, 12 bits, digits"
     return _drawn(runs, "at_the_top", "Codes piling up at the bound", note), runs

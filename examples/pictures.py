@@ -15,12 +15,11 @@ DOCS = Path("docs")
 KINDS = {
     "AdamW, float32": None,
     "Madam, float32": {},
-    "float32, 8-bit moment": {"second_moment": "8bit"},
-    "12-bit": {"bits": 12},
-    "12-bit, 8-bit moment": {"bits": 12, "second_moment": "8bit"},
-    "its gradients released": {"bits": 12, "second_moment": "8bit", "release": True},
-    "signed 8, 8-bit moment": {"bits": "signed8", "second_moment": "8bit"},
-    "and released": {"bits": "signed8", "second_moment": "8bit", "release": True},
+    "12 bits": {"bits": 12},
+    "8 bits": {"bits": 8},
+    "and no momentum": {"bits": 8, "momentum": 0.0},
+    "and an 8-bit moment": {"bits": 8, "momentum": 0.0, "second_moment": "8bit"},
+    "and gradients released": {"bits": 8, "momentum": 0.0, "second_moment": "8bit", "release": True},
 }
 
 
@@ -50,7 +49,7 @@ def bytes_of_training() -> str:
             optimizer = torch.optim.AdamW(layer.parameters())
         else:
             bits = arguments.get("bits")
-            if isinstance(bits, int | str):
+            if isinstance(bits, int):
                 to_ladder_(layer, bits, dtype=torch.bfloat16)
             others = {key: value for key, value in arguments.items() if key not in ("bits", "release")}
             optimizer = Madam(layer.parameters(), **others)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from examples import failures, pictures
 
-from madam_lab.report import conversion, tables
+from madam_lab.report import conversion, crossing, tables
 from madam_lab.report.numbers import Results
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +65,7 @@ def test_pictures_of_failures_are_drawn_and_warnings_filled_in(tmp_path, monkeyp
 def test_tables_on_the_pages_are_what_the_records_say(page, tmp_path):
     copy = tmp_path / page
     copy.write_text(read(DOCS / page), encoding="utf-8")
-    tables.fill_in(copy, Results(ROOT / "results"), {**tables.TABLES, **conversion.TABLES})
+    tables.fill_in(copy, Results(ROOT / "results"), {**tables.TABLES, **conversion.TABLES, **crossing.TABLES})
     assert read(copy) == read(DOCS / page)
 
 

@@ -300,7 +300,7 @@ def test_steps_that_are_made_again_follow_every_change(ladder):
 
 
 def test_a_coded_lstm_runs_on_cudnn():
-    cell = torchmadam.to_ladder_(nn.LSTM(6, 5)).cuda()
+    cell = torchmadam.to_ladder_(nn.LSTM(6, 5), "paper12").cuda()
     with pytest.warns(UserWarning, match="single contiguous chunk"):  # decoded weights are not
         out, _ = cell(torch.randn(4, 2, 6, device="cuda"))
     out.sum().backward()
@@ -309,7 +309,7 @@ def test_a_coded_lstm_runs_on_cudnn():
 
 
 def test_a_backward_through_a_weight_that_a_kernel_changed_raises():
-    for make in (lambda: nn.Linear(16, 16), lambda: torchmadam.to_ladder_(nn.Linear(16, 16))):
+    for make in (lambda: nn.Linear(16, 16), lambda: torchmadam.to_ladder_(nn.Linear(16, 16), "paper12")):
         net = nn.Sequential(make(), nn.Tanh(), make()).cuda()
         optimizer = Madam(net.parameters())
         x = torch.randn(2, 16, device="cuda")
@@ -357,7 +357,7 @@ def test_the_bytes_we_count_are_those_the_gpu_holds():
     nn.Linear(1024, 1024).cuda()(torch.randn(4, 1024, device="cuda")).sum().backward()  # cuBLAS takes its workspace
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    model = torchmadam.to_ladder_(nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)])).cuda()
+    model = torchmadam.to_ladder_(nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]), "paper12").cuda()
     optimizer = Madam(model.parameters())
     model(torch.randn(4, 1024, device="cuda")).sum().backward()
     optimizer.step()

@@ -13,6 +13,7 @@ from torch import nn
 import torchmadam
 from compiler import needs_a_compiler
 from torchmadam import Madam
+from torchmadam.repeat import situation_of
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -104,7 +105,7 @@ def test_every_argument_lives_in_the_param_groups():
     model = network()
     optimizer = Madam([{"params": model[0].parameters(), "lr": 0.1, "bound": 1.0}, {"params": model[2].parameters()}])
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
-    assert [g["bound"] for g in optimizer.param_groups] == [1.0, 3.0]
+    assert [g["bound"] for g in optimizer.param_groups] == [1.0, 5.0]
     expected = {
         "lr", "beta", "momentum", "max_step", "bound", "crossing", "scale", "zero_scale", "second_moment",
         "bias_correction", "rounding", "seed", "weight_decay", "maximize",
@@ -338,7 +339,7 @@ def test_a_parameter_without_a_gradient_has_no_state_and_starts_its_own_clock_la
 def test_without_a_second_moment_there_is_no_state_per_weight():
     model = network()
     put_gradients(model, 0)
-    optimizer = Madam(model.parameters(), second_moment="none")
+    optimizer = Madam(model.parameters(), second_moment="none", momentum=0.0)
     optimizer.step()
     held = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     assert all(v.dim() == 0 for v in held)
@@ -443,13 +444,15 @@ def test_a_second_moment_switched_on_later_starts_its_own_clock():
     torch.testing.assert_close(ratio.max(), torch.tensor(0.01), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize(("bound", "decay"), [(3.0, 0.3), (10.0, 0.3), (10.0, 0.6)])
-def test_with_a_decay_weights_settle_where_the_theory_says(bound, decay):
+@pytest.mark.parametrize(
+    ("bound", "decay", "momentum"), [(3.0, 0.3, 0.0), (10.0, 0.3, 0.0), (10.0, 0.6, 0.0), (5.0, 0.2, 0.9)]
+)
+def test_with_a_decay_weights_settle_where_the_theory_says(bound, decay, momentum):
     """docs/theory.md: at an RMS of beta_w sqrt(lr / (2 decay)), where a step turns a layer by sqrt(2 lr decay)."""
     lr, sigma = 0.02, 0.05
     generator = torch.Generator().manual_seed(0)
     p = nn.Parameter(sigma * torch.randn(4000, generator=generator))
-    optimizer = Madam([p], lr, crossing=1.0, bound=bound, weight_decay=decay)
+    optimizer = Madam([p], lr, crossing=1.0, bound=bound, weight_decay=decay, momentum=momentum)
     scale = p.detach().square().mean().sqrt()
     for _ in range(round(3 / (lr * decay))):
         before = p.detach().clone()
@@ -457,14 +460,28 @@ def test_with_a_decay_weights_settle_where_the_theory_says(bound, decay):
         optimizer.step()
     after = p.detach()
     assert (after.square().mean().sqrt() / scale).item() == pytest.approx(bound * math.sqrt(lr / (2 * decay)), rel=0.1)
-    assert ((after - before).norm() / before.norm()).item() == pytest.approx(math.sqrt(2 * lr * decay), rel=0.1)
+    turned = math.sqrt(2 * lr * decay * (1 - momentum) / (1 + momentum))
+    assert ((after - before).norm() / before.norm()).item() == pytest.approx(turned, rel=0.1)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_group_without_any_gradient_has_nothing_to_repeat(momentum):
+    """Which a GPU asks before every step; with released gradients, at the end of every one."""
+    model = network()
+    optimizer = Madam(model.parameters(), momentum=momentum)
+    put_gradients(model, 0)
+    optimizer.step()
+    assert situation_of(optimizer.param_groups[0], optimizer.state) is not None
+    optimizer.zero_grad()
+    assert situation_of(optimizer.param_groups[0], optimizer.state) is None
+    optimizer.step()
 
 
 def test_the_papers_rule_is_one_call_away_whatever_the_defaults():
     params = [nn.Parameter(torch.ones(3))]
     (group,) = Madam.paper(params).param_groups
-    names = ("lr", "beta", "max_step", "bound", "crossing", "weight_decay", "bias_correction")
-    assert [group[name] for name in names] == [0.01, 0.999, 8.0, 3.0, 0.0, 0.0, True]
+    names = ("lr", "beta", "momentum", "max_step", "bound", "crossing", "weight_decay", "bias_correction")
+    assert [group[name] for name in names] == [0.01, 0.999, 0.0, 8.0, 3.0, 0.0, 0.0, True]
     (group,) = Madam.paper(params, 0.1, bound=2.0, weight_decay=0.5, seed=3).param_groups
     assert [group[name] for name in ("lr", "bound", "weight_decay", "seed")] == [0.1, 2.0, 0.5, 3]
 
@@ -629,7 +646,7 @@ def test_a_compiled_step_with_a_float_lr_settles_after_one_recompilation_and_fol
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     eager, compiled = network(), network()
-    optimizers = [Madam(m.parameters(), weight_decay=5.0, momentum=momentum) for m in (eager, compiled)]
+    optimizers = [Madam.paper(m.parameters(), weight_decay=5.0, momentum=momentum) for m in (eager, compiled)]
     step = torch.compile(optimizers[1].step, backend=backend, fullgraph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -661,7 +678,7 @@ def test_param_groups_sorts_a_model_into_weights_embeddings_norms_and_biases():
             self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
 
     model = Net()
-    groups = torchmadam.param_groups(model, weight_decay=0.1, embeddings={"bound": 5.0})
+    groups = torchmadam.param_groups(model, weight_decay=0.1, embeddings={"bound": 4.0})
     named = {g["kind"]: [name for name, _ in g["params"]] for g in groups}
     assert named == {
         "weights": ["body.weight", "attention.in_proj_weight", "attention.out_proj.weight"],
@@ -673,7 +690,7 @@ def test_param_groups_sorts_a_model_into_weights_embeddings_norms_and_biases():
     }  # fmt: skip
     optimizer = Madam(groups)
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0, 0.0]
-    assert [g["bound"] for g in optimizer.param_groups] == [3.0, 5.0, 3.0]
+    assert [g["bound"] for g in optimizer.param_groups] == [5.0, 4.0, 5.0]
     put_gradients(model, 0)
     optimizer.step()
 
@@ -682,7 +699,7 @@ def test_second_moments_follow_their_parameters_into_another_memory_order():
     torch.manual_seed(0)
     moved, still = (nn.Conv2d(3, 4, 3) for _ in range(2))
     still.load_state_dict(moved.state_dict())
-    optimizers = [Madam(m.parameters()) for m in (moved, still)]
+    optimizers = [Madam(m.parameters(), momentum=0.0) for m in (moved, still)]
     for t in range(4):
         if t == 2:
             moved.to(memory_format=torch.channels_last)

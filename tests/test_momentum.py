@@ -111,7 +111,7 @@ def same(*runs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_steps_follow_the_formulas(dtype, rule, compile):
     p = nn.Parameter(draw((13, 7), 0).to(dtype))
-    plain, optimizer = Plain(p.detach(), **rule), Madam([p], rounding="nearest", compile=compile, **rule)
+    plain, optimizer = Plain(p.detach(), **rule), Madam.paper([p], rounding="nearest", compile=compile, **rule)
     for t in range(7):
         if dtype in (torch.bfloat16, torch.float16):
             plain.w = p.detach().double()  # the rounding of weights is not what this is about
@@ -131,7 +131,7 @@ def test_codes_climb_by_the_same_direction(ladder, rule, compile):
     (p,) = to_ladder_(nn.ParameterList([nn.Parameter(draw((13, 7), 0))]), ladder).parameters()
     rule = {"lr": 0.05, **{k: v for k, v in rule.items() if k not in ("crossing", "bound")}}
     form, plain = LadderFormat.preset(ladder), Plain(p.detach().decode(torch.float32), **rule)
-    optimizer = Madam([p], rounding="nearest", compile=compile, **rule)
+    optimizer = Madam.paper([p], rounding="nearest", compile=compile, **rule)
     signs = p.codes() & 1 << form.code_bits if not form.is_signed else torch.zeros((13, 7), dtype=torch.int32)
     way = -1.0 if form.is_signed else torch.where(signs > 0, -1.0, 1.0)
     for t in range(7):
@@ -161,7 +161,7 @@ def test_a_mean_neither_stops_short_of_a_gradient_that_stays_nor_of_zero():
 
 def test_groups_have_their_own():
     model, one, other = network(), started()[0], started(momentum=0.0)[0]
-    groups = [{"params": model[:3].parameters(), "momentum": 0.9}, {"params": model[4].parameters()}]
+    groups = [{"params": model[:3].parameters(), "momentum": 0.9}, {"params": model[4].parameters(), "momentum": 0.0}]
     walk((model, Madam(groups)), range(3))
     assert torch.equal(model[2].weight, one[2].weight)
     assert torch.equal(model[4].weight, other[4].weight)

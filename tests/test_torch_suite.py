@@ -127,6 +127,7 @@ def test_forloop_goes_right_direction(config, contiguous, with_scheduler):
 
 
 @every_config
+@pytest.mark.filterwarnings("ignore:.* is at its bound")  # of what is to grow for ever
 def test_param_groups_lr_and_decay(config):
     weight, bias = two_params()
     optimizer = build([{"params": [weight], "lr": 0.1}, {"params": [bias]}], config)

@@ -1,8 +1,8 @@
 """Going on from trained weights: the loss of a float model before its weights become codes, just after, and later.
 
 A small GPT-2 is built from its config and trained with AdamW on WikiText-2, byte by byte. Then its weights take the
-nearest codes, with ``to_ladder_(init="nearest")``, and Madam trains them for 500 more steps. AdamW going on, and Madam
-on floats, are the controls.
+nearest codes, with ``to_ladder_(init="nearest")``, and Madam, by the paper's rule, trains them for 500 more steps.
+AdamW going on, and Madam on floats, are the controls.
 
 python -m examples.hf.convert --seeds 0,1,2      # 11 minutes a seed on one core; tables by `madam report`
 """
@@ -58,9 +58,9 @@ def measure(
 
     points = [point("AdamW", later_adamw_lr, lambda m: torch.optim.AdamW(m.parameters(), later_adamw_lr))]
     for lr in lrs:
-        points.append(point("float32", lr, lambda m, lr=lr: Madam(m.parameters(), lr)))  # type: ignore[misc]
+        points.append(point("float32", lr, lambda m, lr=lr: Madam.paper(m.parameters(), lr)))  # type: ignore[misc]
         for bits in ladders:
-            make = lambda m, lr=lr: Madam(m.parameters(), lr, rounding="stochastic")  # type: ignore[misc]  # noqa: E731
+            make = lambda m, lr=lr: Madam.paper(m.parameters(), lr, rounding="stochastic")  # type: ignore[misc]  # noqa: E731
             points.append(point(bits, lr, make, bits))
     return points
 

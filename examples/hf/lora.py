@@ -17,8 +17,8 @@ from torchmadam import hf, summary
 def with_adapters(base: PreTrainedModel, rank: int = 4) -> PeftModel:
     """The base, frozen, with a pair of float matrices A and B beside every attention and MLP matrix.
 
-    B starts as zeros, which no multiplication moves; Madam moves all-zero tensors additively, on ``zero_scale``, and
-    bounds them at three times that. The default of 0.01, meant for biases, keeps adapters too small: use 0.3.
+    B starts as zeros, which no multiplication moves; Madam moves all-zero tensors on the scale ``zero_scale``, and
+    bounds them at five times that. The default of 0.01, meant for biases, keeps adapters too small: use 0.3.
     """
     config = LoraConfig(r=rank, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
     return get_peft_model(base, config)

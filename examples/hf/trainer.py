@@ -25,10 +25,11 @@ def trainer(
 ) -> Trainer:
     """A Trainer that steps with Madam. Any of ``TrainingArguments`` may be given; its learning_rate does nothing."""
     settings = TrainingArguments(
-        str(folder), **{"lr_scheduler_type": "cosine", "logging_steps": 20, "report_to": "none", **arguments}
+        str(folder),
+        **{"lr_scheduler_type": "cosine", "weight_decay": 0.2, "logging_steps": 20, "report_to": "none", **arguments},
     )
-    # Stochastic rounding, because the schedule ends at zero: below half of its spacing a ladder rounded to nearest
-    # stands still.
+    # Stochastic rounding, of the paper's ladders too, because the schedule ends at zero: below half of its spacing a
+    # ladder rounded to nearest stands still.
     madam = (Madam, {"lr": lr, "zero_scale": zero_scale, "rounding": "stochastic"})
     return Trainer(model, settings, train_dataset=data, optimizer_cls_and_kwargs=madam)
 

@@ -98,7 +98,8 @@ class Run:
         if recipe.scales is not None:
             recipe = borrowing(recipe, self.model, scales)
         if recipe.ladder is not None:
-            to_ladder_(self.model, recipe.ladder, seed=seed, **recipe.conversion)
+            # The paper's bound, where a recipe has none of its own, whatever the library's default is.
+            to_ladder_(self.model, recipe.ladder, seed=seed, **{"bound": 3.0, **recipe.conversion})
         self.model.to(self.device)
         self.keep = keep
         self.optimiser = build_optimiser(recipe, self.model, self.device)

@@ -29,7 +29,7 @@ _CHUNK = 2**22
 def param_groups(
     model: nn.Module,
     *,
-    weight_decay: float = 0.0,
+    weight_decay: float = 0.2,
     weights: Mapping[str, Any] | None = None,
     embeddings: Mapping[str, Any] | None = None,
     norms_and_biases: Mapping[str, Any] | None = None,

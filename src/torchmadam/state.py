@@ -69,7 +69,6 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     loaded = state_dict["param_groups"]
     if len(own) == len(loaded):
         loaded = [
-            {"momentum": mine["momentum"], **group, "compile": mine["compile"]}
-            for group, mine in zip(loaded, own, strict=True)
+            {"momentum": 0.0, **group, "compile": mine["compile"]} for group, mine in zip(loaded, own, strict=True)
         ]
     return {**state_dict, "state": shielded, "param_groups": loaded}

@@ -22,8 +22,8 @@ _FEWEST = 16  # weights of a tensor whose share at the end means something
 _Float = tuple[str | None, Tensor, Tensor, bool]
 
 
-# What codes have from to_ladder_, and what it is when nothing was said about it.
-_OF_FLOATS = {"bound": 3.0, "crossing": 0.0, "scale": None, "zero_scale": 0.01}
+# What codes have from to_ladder_, and what it is when nothing was said about it, to Madam and to Madam.paper.
+_OF_FLOATS = {"bound": (5.0, 3.0), "crossing": (1.0, 0.0), "scale": (None,), "zero_scale": (0.01,)}
 
 
 class Watch:
@@ -71,9 +71,7 @@ class Watch:
     def _look_at_arguments(self, group: dict[str, Any]) -> None:
         own = [shards.local(p) for p in group["params"]]
         ladders = [here.coding.format for here in own if isinstance(here, LadderTensor)]
-        given = [name for name, usual in _OF_FLOATS.items() if group[name] != usual]
-        if all(ladder.crossing == group["crossing"] for ladder in ladders) and "crossing" in given:
-            given.remove("crossing")
+        given = [name for name, usual in _OF_FLOATS.items() if group[name] not in usual]
         if given and len(ladders) == len(own) and "arguments" not in self._said:
             self._said.add("arguments")
             warn(
@@ -136,7 +134,8 @@ class Watch:
 
     def _warn_of_floats(self, found: Tensor, own: list[_Float], bound: float) -> None:
         for (name, p, _, zeros), share, scale in zip(own, *found.tolist(), strict=True):
-            if not share > (_FULL if zeros else _FULL_OF_FLOATS):  # not a number: of a shard that is empty
+            # Not a number: of a shard that is empty. No scale: zeros that are to stay.
+            if not scale or not share > (_FULL if zeros else _FULL_OF_FLOATS):
                 continue
             self._said.add(id(p))
             where = (

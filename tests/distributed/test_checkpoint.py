@@ -79,7 +79,7 @@ class Both(nn.Module):
 
 
 def test_names_that_only_a_wrapper_s_prefix_tells_apart_stay_apart(tmp_path):
-    models = [torchmadam.to_ladder_(Both(), 12, seed=seed) for seed in (1, 2)]
+    models = [torchmadam.to_ladder_(Both(), "paper12", seed=seed) for seed in (1, 2)]
     optimizers = [Madam(model.parameters()) for model in models]
     for i, p in enumerate(models[0].parameters()):
         p.grad = torch.full(p.shape, float(i + 1))

@@ -118,10 +118,10 @@ def mixtral():
 
 @pytest.mark.parametrize("make", [vit, mixtral])
 def test_models_whose_weights_transformers_renames_on_saving_keep_every_code(make, tmp_path):
-    model = hf.register_(to_ladder_(make(), 12))
+    model = hf.register_(to_ladder_(make(), "paper12"))
     model.save_pretrained(tmp_path)
     assert_same(model, type(model).from_pretrained(tmp_path))
-    torchmadam.load(tmp_path / "model.safetensors", to_ladder_(make(), 12))
+    torchmadam.load(tmp_path / "model.safetensors", to_ladder_(make(), "paper12"))
     assert not any(isinstance(p, LadderTensor) for p in model.dequantize().parameters())  # after it was saved, too
 
 
@@ -140,7 +140,7 @@ def test_a_coded_model_decodes_to_the_dtype_that_was_asked_for_or_to_its_own(sto
 
 def test_floats_beside_codes_keep_their_own_dtype(tmp_path):
     model = small_gpt2(LENGTH, layers=1, width=32)
-    to_ladder_(model, 12, dtype=torch.bfloat16, filter=lambda name, p: p.dim() > 1)
+    to_ladder_(model, "paper12", dtype=torch.bfloat16, filter=lambda name, p: p.dim() > 1)
     hf.register_(model).save_pretrained(tmp_path)
     back = type(model).from_pretrained(tmp_path)
     assert_same(model, back)
@@ -184,7 +184,7 @@ def test_a_model_of_another_ladder_is_not_resumed_from(data, tmp_path):
 def test_a_float_model_made_with_the_same_config_stays_one(tmp_path):
     coded = small_gpt2(16)
     dense = type(coded)(coded.config)
-    hf.register_(to_ladder_(coded, 12))
+    hf.register_(to_ladder_(coded, "paper12"))
     assert coded.config is coded.transformer.config is not dense.config
     dense.save_pretrained(tmp_path)
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())

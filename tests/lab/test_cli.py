@@ -114,7 +114,7 @@ def test_verify_and_report(capsys, tmp_path):
 def test_inspect_prints_a_coded_file_and_export_writes_floats(capsys, tmp_path):
     from safetensors.torch import load_file
 
-    model = torchmadam.to_ladder_(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)))
+    model = torchmadam.to_ladder_(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), "paper12")
     torchmadam.save(model, tmp_path / "m.safetensors")
     assert main(["inspect", str(tmp_path / "m.safetensors")]) == 0
     out = capsys.readouterr().out

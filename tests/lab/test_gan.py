@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_pytorchs_own_spectral_norm(kind):
 @pytest.mark.parametrize("kind", ["conv", "linear", "embedding"])
 def test_codes_stay_the_parameter_and_get_the_gradient_of_the_floats_they_stand_for(kind):
     layer, x = layers()[kind]
-    to_ladder_(layer, 12)
+    to_ladder_(layer, "paper12")
     other, _ = layers()[kind]
     with torch.no_grad():
         for name, p in other.named_parameters():

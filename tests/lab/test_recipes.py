@@ -8,7 +8,7 @@ import torch
 
 from madam_lab import queue, recipes, records
 from madam_lab.recipes import PAPER
-from torchmadam import LadderFormat
+from torchmadam import LadderFormat, Madam
 
 TASKS = ("cifar10", "cifar100", "wikitext2")
 KINDS = ("sgd", "adam", "madam", "madam_12bit", "madam_10bit", "madam_8bit")
@@ -193,21 +193,23 @@ def test_the_study_changes_one_thing_at_a_time_and_tunes_its_baselines():
 @pytest.mark.parametrize("task", ["cifar10", "cifar100", "wikitext2", "digits"])
 def test_our_learning_rate_figure_differs_from_the_papers_by_our_arguments_alone(task):
     mine, theirs = (recipes.get(f"{task}_lr_{kind}_0.1").settings() for kind in ("ours", "madam"))
-    assert mine.pop("arguments") == {"crossing": 1.0, "bound": 3.0, "weight_decay": 0.1}
+    assert mine.pop("arguments") == dict(recipes.crossing.OURS)
     theirs.pop("arguments")
     assert mine == theirs
 
 
 def test_what_is_called_ours_is_so_in_every_number_of_bits():
     ours = recipes.crossing.OURS
+    defaults = Madam([torch.nn.Parameter(torch.ones(2))]).param_groups[0]
+    assert {name: defaults[name] for name in ours} == ours
     named = {bits: recipes.get(f"cifar10_100e_{name}") for bits, name in recipes.crossing.OURS_NAMED.items()}
-    assert {"bound": 3.0, **named["float32"].arguments} == ours
+    assert named["float32"].arguments == ours
     for bits in ("12 bits", "8 bits"):
         coded = named[bits]
         assert coded.ladder.crossing == ours["crossing"]
         assert f"{coded.ladder.stored_bits} bits" == bits
-        assert {"bound": 3.0, **coded.conversion} == {"bound": ours["bound"]}
-        assert coded.arguments == {"weight_decay": ours["weight_decay"]}
+        assert coded.conversion == {"bound": ours["bound"]}
+        assert coded.arguments == {name: ours[name] for name in ("weight_decay", "momentum")}
     twelve, eight = (recipes.get(f"cifar10_100e_paper{bits}") for bits in (12, 8))
     assert [twelve.lr_at(e) for e in (0, 33, 66)] == [0.016, 0.004, 0.001]
     assert [eight.lr_at(e) for e in (0, 99)] == [0.016, 0.016]

@@ -137,15 +137,15 @@ def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_m
 def test_the_table_of_ours_has_floats_and_codes_beside_tuned_baselines(tmp_path):
     assert not ours_table(Results(tmp_path)).has_results
     for name, error in (
-        ("cifar10_100e_adamw_0.001_0.1", 7.2), ("cifar10_100e_crossing_1_decay_0.1", 6.1),
-        ("cifar10_100e_paper8", 12.0), ("wikitext2_20e_signed8_decay_0.1", 150.0),
+        ("cifar10_100e_adamw_0.001_0.1", 7.2), ("cifar10_100e_crossing_1_bound_5_decay_0.2_momentum", 6.1),
+        ("cifar10_100e_paper8", 12.0), ("wikitext2_20e_signed8_bound_5_decay_0.2_momentum", 150.0),
         ("cifar10_100e_adamw_0.001_1", 6.0), ("wikitext2_20e_adamw_0.001_0.1", 180.0),
         ("wikitext2_20e_adamw_0.001_1", 300.0), ("wikitext2_20e_adamw_0.0003_1", 160.0),
     ):  # fmt: skip
         records.write(made(name, 0, error), tmp_path)
     table = ours_table(Results(tmp_path))
     rows = {row[0]: row[1:] for row in table.rows}
-    assert "crossing 1, bound 3, weight_decay 0.1" in table.note
+    assert "crossing 1, bound 5, weight_decay 0.2, momentum 0.9" in table.note
     assert rows["AdamW, tuned"][0].startswith("6.00 (1 seed) at lr 0.001, decay 1")
     assert rows["AdamW, tuned"][2].startswith("160.0 (1 seed) at lr 0.0003, decay 1")
     one = rows["AdamW, one setting for all: lr 0.001, decay 0.1"]  # the best of two that both tasks have

@@ -30,7 +30,7 @@ def test_every_kind_of_file_lends_its_scales(form, tmp_path):
     if form == "safetensors":
         save_file(state, path)
     elif form == "coded":
-        save(to_ladder_(donor, 12, init="nearest"), path)
+        save(to_ladder_(donor, "paper12", init="nearest"), path)
     else:
         torch.save(
             state if form == "state dict" else {"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}},

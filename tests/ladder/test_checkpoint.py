@@ -78,10 +78,10 @@ def test_a_file_gives_back_exactly_what_was_saved(ladder, into, tmp_path):
 
 
 def test_a_file_is_as_small_as_its_codes(tmp_path):
-    model = to_ladder_(nn.Linear(1000, 1000))
+    model = to_ladder_(nn.Linear(1000, 1000), "paper12")
     save(model, tmp_path / "m.safetensors")
     assert (tmp_path / "m.safetensors").stat().st_size < 1.01 * 1_001_000 * 13 / 8 + 2000
-    tied = to_ladder_(Net())
+    tied = to_ladder_(Net(), "paper12")
     save(tied, tmp_path / "t.safetensors")
     names = [n for n in checkpoint.read(tmp_path / "t.safetensors")[0] if n.startswith("out.weight")]
     assert names == []  # shared with the table, stored once
@@ -301,7 +301,7 @@ def test_one_huge_row_is_checked_in_little_memory(tmp_path):
 
 
 def test_the_file_may_change_after_loading_without_changing_the_model(tmp_path):
-    save(to_ladder_(nn.Linear(512, 512)), tmp_path / "m")
+    save(to_ladder_(nn.Linear(512, 512), "paper12"), tmp_path / "m")
     model = load(tmp_path / "m", nn.Linear(512, 512))
     before = model.weight.decode()
     with open(tmp_path / "m", "r+b") as handle:
@@ -341,7 +341,7 @@ def test_ordinary_safetensors_pickles_and_missing_files_are_told_apart(tmp_path)
 
 
 def test_a_file_of_another_model_is_refused_and_changes_nothing(file):
-    model = to_ladder_(nn.Linear(5, 7))
+    model = to_ladder_(nn.Linear(5, 7), "paper12")
     before = model.weight.codes()
     with pytest.raises(
         LadderFileError, match=r"not a file of this model: missing: bias; missing: weight; not in the model"
@@ -359,7 +359,7 @@ class Tied(nn.Module):
 
 
 def test_a_tied_file_gives_an_untied_model_tensors_of_its_own(tmp_path):
-    save(to_ladder_(Tied(True)), tmp_path / "m")
+    save(to_ladder_(Tied(True), "paper12"), tmp_path / "m")
     model = load(tmp_path / "m", Tied(False))
     assert torch.equal(model.a.weight.decode(), model.b.weight.decode())
     for p in model.a.parameters():
@@ -370,7 +370,7 @@ def test_a_tied_file_gives_an_untied_model_tensors_of_its_own(tmp_path):
 
 
 def test_an_untied_file_is_refused_by_a_tied_model(tmp_path):
-    save(to_ladder_(Tied(False)), tmp_path / "m")
+    save(to_ladder_(Tied(False), "paper12"), tmp_path / "m")
     with pytest.raises(LadderFileError, match=r"a\.weight and b\.weight differ, and are one tensor in the model"):
         load(tmp_path / "m", Tied(True))
 
@@ -381,14 +381,14 @@ def test_wrapped_modules_load_under_the_names_of_their_state_dict(tmp_path):
     def make():
         return nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)), nn.Linear(4, 4))
 
-    a, b = to_ladder_(make()), to_ladder_(make(), seed=1)
+    a, b = to_ladder_(make(), "paper12"), to_ladder_(make(), "paper12", seed=1)
     save(a, tmp_path / "m")
     load(tmp_path / "m", b)
     assert all(torch.equal(p.codes(), q.codes()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def test_a_file_of_a_compiled_model_loads_into_the_plain_one(tmp_path):
-    model = to_ladder_(nn.Linear(4, 4))
+    model = to_ladder_(nn.Linear(4, 4), "paper12")
     save(torch.compile(model, backend="eager"), tmp_path / "m")
     assert torch.equal(load(tmp_path / "m", nn.Linear(4, 4)).weight.decode(), model.weight.decode())
 
@@ -400,7 +400,7 @@ def test_a_dtype_that_would_change_numbers_is_refused(tmp_path):
 
 
 def test_channels_last_models_stay_so_when_their_parameters_are_replaced(tmp_path):
-    model = to_ladder_(nn.Conv2d(3, 5, 3))
+    model = to_ladder_(nn.Conv2d(3, 5, 3), "paper12")
     save(model, tmp_path / "m")
     other = load(tmp_path / "m", nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last))
     assert other.weight.is_contiguous(memory_format=torch.channels_last)
@@ -414,7 +414,7 @@ def test_permissions_and_symbolic_links_are_respected(tmp_path):
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o666 & ~mask
     (tmp_path / "new").chmod(0o640)
     (tmp_path / "link").symlink_to(tmp_path / "new")
-    save(to_ladder_(nn.Linear(2, 2)), tmp_path / "link")
+    save(to_ladder_(nn.Linear(2, 2), "paper12"), tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
     load(tmp_path / "new", nn.Linear(2, 2))
@@ -505,7 +505,7 @@ def test_what_the_format_cannot_hold_is_refused_at_saving(tmp_path):
 
 
 def test_a_model_on_the_meta_device_is_filled_on_the_cpu(tmp_path):
-    save(to_ladder_(nn.Linear(6, 5)), tmp_path / "m")
+    save(to_ladder_(nn.Linear(6, 5), "paper12"), tmp_path / "m")
     with torch.device("meta"):
         model = nn.Linear(6, 5)
     load(tmp_path / "m", model)

@@ -59,7 +59,7 @@ def test_the_bytes_held_are_the_bytes_promised(make, ladder):
 
 
 def test_a_converted_resnet_18_holds_those_bytes():
-    model = to_ladder_(resnet18())
+    model = to_ladder_(resnet18(), "paper12")
     table = summary(model)
     held = sum(plane.numel() for p in model.parameters() for plane in p.planes) + 4 * len(list(model.parameters()))
     assert table.bytes == held
@@ -72,7 +72,7 @@ def test_a_converted_resnet_18_holds_those_bytes():
 def test_from_scratch_the_papers_ladder_draws_rungs_uniformly_and_keeps_signs():
     model = net()
     before = copy.deepcopy(model)
-    to_ladder_(model)
+    to_ladder_(model, "paper12")
     weight = model[0].weight
     k = weight.codes() & 4095
     assert torch.equal(weight.decode().sign(), before[0].weight.sign())
@@ -88,7 +88,7 @@ def test_from_scratch_the_papers_ladder_draws_rungs_uniformly_and_keeps_signs():
 
 
 def test_uniform_is_the_paper_to_the_letter():
-    model = to_ladder_(net(), init="uniform")
+    model = to_ladder_(net(), "paper12", init="uniform")
     gains = model[1].weight.decode()
     assert gains.min() > 0
     assert gains.max() / gains.min() > 10
@@ -133,21 +133,21 @@ def test_nearest_keeps_a_trained_model(ladder, worse):
 
 
 def test_conversion_is_deterministic_and_follows_the_seed():
-    one, two, other = (to_ladder_(net(), seed=s) for s in (1, 1, 2))
+    one, two, other = (to_ladder_(net(), "paper12", seed=s) for s in (1, 1, 2))
     assert torch.equal(one[0].weight.codes(), two[0].weight.codes())
     assert not torch.equal(one[0].weight.codes(), other[0].weight.codes())
     assert not torch.equal(one[0].weight.codes()[:10, :10] & 4095, one[3].weight.codes()[:10, :10] & 4095)
 
 
 def test_signs_from_a_seed_are_stored_nowhere(tmp_path):
-    stored, seeded = to_ladder_(net()), to_ladder_(net(), sign_seed=7)
+    stored, seeded = to_ladder_(net(), "paper12"), to_ladder_(net(), "paper12", sign_seed=7)
     weight = seeded[0].weight
     assert [p.numel() for p in weight.planes] == [128 * 64, 128 * 32]
     assert summary(seeded).rows[0].bytes * 8 <= 12 * weight.numel() + 64
     share = (weight.decode() < 0).float().mean()
     assert 0.45 < share < 0.55
     assert torch.all(seeded[1].weight.decode() > 0)  # gains do not start negative
-    other = to_ladder_(net(), sign_seed=8)[0].weight
+    other = to_ladder_(net(), "paper12", sign_seed=8)[0].weight
     assert 0.4 < (weight.decode().sign() == other.decode().sign()).float().mean() < 0.6
     for model, name in ((stored, "stored"), (seeded, "seeded")):
         torchmadam.save(model, tmp_path / name)
@@ -165,7 +165,7 @@ def test_tied_weights_stay_tied_and_frozen_ones_frozen():
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
     model["b"].weight = model["a"].weight
     model["a"].bias.requires_grad_(False)
-    to_ladder_(model)
+    to_ladder_(model, "paper12")
     assert model["a"].weight is model["b"].weight
     assert not model["a"].bias.requires_grad
     to_dense_(model)
@@ -175,7 +175,7 @@ def test_tied_weights_stay_tied_and_frozen_ones_frozen():
 
 def test_padding_rows_stay_float_on_a_ladder_without_zero():
     model = nn.Sequential(nn.Embedding(5, 4, padding_idx=0), nn.Linear(4, 2))
-    to_ladder_(model)
+    to_ladder_(model, "paper12")
     assert type(model[0].weight) is nn.Parameter
     assert isinstance(model[1].weight, LadderTensor)
     signed = to_ladder_(nn.Embedding(5, 4, padding_idx=0), "signed8")
@@ -184,12 +184,12 @@ def test_padding_rows_stay_float_on_a_ladder_without_zero():
 
 
 def test_scales_may_be_given_as_a_number_or_by_name():
-    assert to_ladder_(net(), scale=0.1, bound=2.0)[0].weight.limit.item() == pytest.approx(0.2)
+    assert to_ladder_(net(), "paper12", scale=0.1, bound=2.0)[0].weight.limit.item() == pytest.approx(0.2)
     trained = net()
     with torch.no_grad():
         trained[0].weight.mul_(5)
     with pytest.warns(UserWarning, match=r"no scale for 1\.bias, 3\.bias"):
-        model = to_ladder_(net(), scale=torchmadam.scales_of(trained))
+        model = to_ladder_(net(), "paper12", scale=torchmadam.scales_of(trained))
     torch.testing.assert_close(model[0].weight.limit, 3 * trained[0].weight.square().mean().sqrt().detach())
 
 
@@ -197,7 +197,7 @@ def test_scales_may_be_given_as_a_number_or_by_name():
     ("arguments", "says"),
     [
         ({"init": "random"}, "init='random' is unknown"),
-        ({"bits": 9}, "no spacing is known for bits=9"),
+        ({"bits": 16}, "stored_bits=16: a signed ladder has 2 to 15 bits"),
         ({"bits": "nine"}, "no ladder is named 'nine'"),
         ({"bound": 0.0}, "bound=0.0 cannot work"),
         ({"dtype": torch.int32}, r"dtype=torch\.int32 cannot be the dtype of gradients"),
@@ -207,10 +207,10 @@ def test_scales_may_be_given_as_a_number_or_by_name():
         ({"bound": math.inf}, "bound=inf cannot work"),
         ({"zero_scale": -1.0}, r"zero_scale=-1\.0 cannot work"),
         ({"seed": 1.5}, r"seed=1\.5 must be an integer"),
-        ({"sign_seed": 2**70}, "must be an integer of at most 64 bits"),
+        ({"sign_seed": 2**70, "bits": "paper8"}, "must be an integer of at most 64 bits"),
         ({"scale": 1e39}, "which float32 cannot hold"),
-        ({"sign_seed": 1, "init": "nearest"}, "sign_seed replaces signs"),
-        ({"sign_seed": 1, "bits": "signed8"}, "sign_seed replaces signs"),
+        ({"sign_seed": 1, "init": "nearest", "bits": "paper8"}, "sign_seed replaces signs"),
+        ({"sign_seed": 1}, "sign_seed replaces signs"),
     ],
 )
 def test_bad_arguments_raise_before_anything_is_changed(arguments, says):
@@ -225,9 +225,9 @@ def test_weights_that_are_not_finite_or_complex_are_refused():
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
     with pytest.raises(ValueError, match=r"'0\.weight' holds a value that is not finite"):
-        to_ladder_(model)
+        to_ladder_(model, "paper12")
     with pytest.raises(ValueError, match="is complex"):
-        to_ladder_(nn.ParameterDict({"c": nn.Parameter(torch.ones(2, dtype=torch.complex64))}))
+        to_ladder_(nn.ParameterDict({"c": nn.Parameter(torch.ones(2, dtype=torch.complex64))}), "paper12")
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (37, 53), (2, 3, 5, 7)])
@@ -249,12 +249,12 @@ def test_odd_shapes_convert_step_and_come_back(shape, ladder):
 
 
 def test_a_single_gain_keeps_its_value():
-    gate = to_ladder_(nn.PReLU())
+    gate = to_ladder_(nn.PReLU(), "paper12")
     assert gate.weight.item() == pytest.approx(0.25, rel=6e-4)
 
 
 def test_summary_is_a_table_of_every_tensor_with_its_ends():
-    model = to_ladder_(net(), filter=lambda name, p: name != "0.bias")
+    model = to_ladder_(net(), "paper12", filter=lambda name, p: name != "0.bias")
     table = summary(model)
     text = str(table)
     assert [row.name for row in table.rows] == [name for name, _ in model.named_parameters()]
@@ -297,7 +297,7 @@ def test_an_average_is_the_mean_of_decoded_weights_and_restores_exactly(ladder):
 
 
 def test_an_exponential_average_forgets_and_survives_a_save():
-    model = to_ladder_(net())
+    model = to_ladder_(net(), "paper12")
     mean = torchmadam.average(model, decay=0.5)
     with pytest.raises(RuntimeError, match="no average yet"), mean.applied():
         pass
@@ -357,7 +357,7 @@ def test_after_an_average_the_optimiser_goes_on_though_some_parameters_have_no_g
 
 
 def test_an_exception_inside_the_average_restores_too():
-    model = to_ladder_(net())
+    model = to_ladder_(net(), "paper12")
     mean = torchmadam.average(model)
     mean.update()
     own = list(model.parameters())
@@ -366,7 +366,9 @@ def test_an_exception_inside_the_average_restores_too():
     assert all(p is q for p, q in zip(own, model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("replace", [to_ladder_, lambda model: to_dense_(to_ladder_(model))], ids=["codes", "floats"])
+@pytest.mark.parametrize(
+    "replace", [to_ladder_, lambda model: to_dense_(to_ladder_(model, "paper12"))], ids=["codes", "floats"]
+)
 def test_an_optimiser_made_before_the_parameters_were_replaced_says_so_instead_of_doing_nothing(replace):
     model = nn.Linear(3, 2)
     optimizer = Madam(model.parameters())
@@ -434,24 +436,24 @@ def test_what_is_no_model_is_named(function):
 
 def test_other_bits_are_refused_with_a_ladder_that_would_do():
     with pytest.raises(ValueError, match=r"use LadderFormat\.paper\(4, spacing=0\.27\)"):
-        to_ladder_(net(), bits=4)
+        LadderFormat.paper(4)
     with pytest.raises(ValueError, match=r"use LadderFormat\.paper\(levels=26, spacing=0\.16\)"):
         LadderFormat.paper(levels=26)
 
 
 def test_writing_codes_with_safetensors_alone_says_what_to_do(tmp_path):
-    model = to_ladder_(net())
+    model = to_ladder_(net(), "paper12")
     with pytest.raises(TypeError, match="plain_state_dict_"):
         safetensors.torch.save_file(model.state_dict(), tmp_path / "x")
 
 
 def test_a_conversion_that_would_change_nothing_says_so():
-    model = to_ladder_(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), 12)
+    model = to_ladder_(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "paper12")
     with pytest.raises(ValueError, match=r"nothing is left to convert to 8-bit.*codes already \(12-bit.*to_dense_"):
-        to_ladder_(model, 8)
+        to_ladder_(model, "paper8")
     before = model[0].weight.codes().clone()
-    to_ladder_(model, 12)
-    to_ladder_(model, 8, filter=lambda name, p: False)
+    to_ladder_(model, "paper12")
+    to_ladder_(model, "paper8", filter=lambda name, p: False)
     assert torch.equal(model[0].weight.codes(), before)
     other = LadderFormat.paper(12, 0.00100001)  # of the same name
     with pytest.raises(ValueError, match="nothing is left"):
@@ -459,7 +461,7 @@ def test_a_conversion_that_would_change_nothing_says_so():
     model.append(nn.Linear(2, 2))  # what was added later is converted, and the rest stays as it is
     to_ladder_(model, "signed8")
     assert [str(m.weight.coding.format)[:6] for m in model] == ["12-bit", "12-bit", "signed"]
-    to_ladder_(model, 12)  # as some are, and all that can be
+    to_ladder_(model, "paper12")  # as some are, and all that can be
 
 
 @pytest.mark.parametrize("ladder", ["paper12", "signed12"])
@@ -480,15 +482,15 @@ def test_weights_too_small_for_the_ladder_are_warned_of_and_ordinary_ones_are_no
     with torch.no_grad():
         layers[1].weight.normal_()[0, 0] = 60.0
         layers[2].weight[torch.rand(64, 64) < 0.5] = 0.0
-    to_ladder_(copy.deepcopy(layers[0]), 12, init="nearest")
+    to_ladder_(copy.deepcopy(layers[0]), "paper12", init="nearest")
     for layer in layers[1:]:
         with pytest.warns(UserWarning, match=r"% of parameter 'weight' is zero or less than half.*signed ladder"):
-            to_ladder_(copy.deepcopy(layer), 12, init="nearest")
+            to_ladder_(copy.deepcopy(layer), "paper12", init="nearest")
         to_ladder_(layer, "signed12", init="nearest")
 
 
 def test_codes_are_refused_to_dlpack():
-    layer = to_ladder_(nn.Linear(4, 3), 12)
+    layer = to_ladder_(nn.Linear(4, 3), "paper12")
     with pytest.raises(TypeError, match=r"codes, which DLPack cannot describe; use .decode\(\)"):
         torch.from_dlpack(layer.weight.detach())
     assert torch.equal(torch.from_dlpack(layer.weight.decode().detach()), layer.weight.decode())
@@ -496,7 +498,7 @@ def test_codes_are_refused_to_dlpack():
 
 def test_a_state_from_codes_goes_on_with_floats_and_back():
     torch.manual_seed(0)
-    coded = to_ladder_(nn.Linear(4, 3), 12)
+    coded = to_ladder_(nn.Linear(4, 3), "paper12")
     dense = to_dense_(copy.deepcopy(coded))
     optimizers = [Madam(model.parameters()) for model in (coded, dense)]
 

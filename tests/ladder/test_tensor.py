@@ -135,7 +135,7 @@ def test_autocast_computes_as_with_floats(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtype_is_what_it_decodes_to_and_the_dtype_of_its_gradients(dtype):
     torch.manual_seed(0)
-    coded = to_ladder_(nn.Linear(13, 7), dtype=dtype)
+    coded = to_ladder_(nn.Linear(13, 7), "paper12", dtype=dtype)
     assert coded.weight.dtype == dtype
     coded(torch.randn(5, 13).to(dtype)).sum().backward()
     assert coded.weight.grad.dtype == dtype
@@ -185,7 +185,7 @@ def test_compiled_with_our_options_autograd_holds_codes_and_without_them_floats(
     x = images()
     for options, keeps_codes in ((torchmadam.compile_options(), True), (None, False)):
         torch._dynamo.reset()
-        model = to_ladder_(conv_net())
+        model = to_ladder_(conv_net(), "paper12")
         compiled = torch.compile(model, fullgraph=True, options=options)
         with warnings.catch_warnings(), torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
             warnings.simplefilter("ignore")  # the compiler's own deprecations
@@ -193,7 +193,7 @@ def test_compiled_with_our_options_autograd_holds_codes_and_without_them_floats(
             out.float().square().sum().backward()
         assert (float_copies(saved, model) == []) == keeps_codes
         assert any(t.dtype == torch.uint8 for t in saved) == keeps_codes
-        eager = to_ladder_(conv_net())
+        eager = to_ladder_(conv_net(), "paper12")
         with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
             reference = eager(x)
         reference.float().square().sum().backward()
@@ -205,7 +205,7 @@ def test_compiled_with_our_options_autograd_holds_codes_and_without_them_floats(
 def test_a_compiled_model_is_one_graph_and_sees_every_step():
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    model, x = to_ladder_(conv_net()), images()
+    model, x = to_ladder_(conv_net(), "paper12"), images()
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     optimizers = [Madam(m.parameters()) for m in (model, twin)]
@@ -227,7 +227,7 @@ STEPS = pytest.mark.parametrize("compile", [False, pytest.param(True, marks=need
 @STEPS
 @pytest.mark.parametrize("autocast", [False, True])
 def test_backward_through_a_weight_changed_since_forward_raises(autocast, compile):
-    model = to_ladder_(conv_net())
+    model = to_ladder_(conv_net(), "paper12")
     optimizer = Madam(model.parameters(), compile=compile)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model(images()).float().sum().backward()
@@ -239,7 +239,7 @@ def test_backward_through_a_weight_changed_since_forward_raises(autocast, compil
 
 @STEPS
 def test_an_autocast_cast_of_a_changed_weight_raises_however_it_is_read(compile):
-    layer = to_ladder_(nn.Linear(6, 5))
+    layer = to_ladder_(nn.Linear(6, 5), "paper12")
     optimizer = Madam(layer.parameters(), compile=compile)
     layer(torch.randn(2, 6)).sum().backward()
     with torch.autocast("cpu", torch.bfloat16):
@@ -254,7 +254,7 @@ def test_an_autocast_cast_of_a_changed_weight_raises_however_it_is_read(compile)
 
 
 def test_a_whole_training_loop_may_stand_inside_one_autocast_context():
-    model, x = to_ladder_(conv_net()), images()
+    model, x = to_ladder_(conv_net(), "paper12"), images()
     optimizer = Madam(model.parameters())
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(3):
@@ -266,7 +266,7 @@ def test_a_whole_training_loop_may_stand_inside_one_autocast_context():
 
 
 def test_a_model_cast_inside_autocast_goes_on_training():
-    model = to_ladder_(nn.Linear(6, 5))
+    model = to_ladder_(nn.Linear(6, 5), "paper12")
     with torch.autocast("cpu", torch.bfloat16):
         model.bfloat16()
     optimizer = Madam(model.parameters())
@@ -277,10 +277,10 @@ def test_a_model_cast_inside_autocast_goes_on_training():
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_backward_through_a_weight_loaded_since_forward_raises(autocast):
-    model = to_ladder_(conv_net())
+    model = to_ladder_(conv_net(), "paper12")
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out = model(images())
-    model.load_state_dict(to_ladder_(conv_net(), seed=5).state_dict())
+    model.load_state_dict(to_ladder_(conv_net(), "paper12", seed=5).state_dict())
     with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed by an optimiser step"):
         out.float().sum().backward()
 
@@ -289,14 +289,14 @@ def test_backward_through_a_weight_loaded_since_forward_raises(autocast):
 def test_a_compiled_lstm_computes_as_an_eager_one():
     torch._dynamo.reset()
     torch.manual_seed(0)
-    cell, x = to_ladder_(nn.LSTM(5, 7)), torch.randn(3, 2, 5)
+    cell, x = to_ladder_(nn.LSTM(5, 7), "paper12"), torch.randn(3, 2, 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.testing.assert_close(torch.compile(cell)(x)[0], cell(x)[0])
 
 
 def test_embedding_decodes_the_rows_it_needs_and_not_the_table():
-    table = to_ladder_(nn.Embedding(50_000, 64))
+    table = to_ladder_(nn.Embedding(50_000, 64), "paper12")
     seen = []
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -337,7 +337,7 @@ def test_functional_call_and_torch_func_see_an_ordinary_parameter(ladder):
 
 
 def test_non_reentrant_checkpointing_gives_the_same_gradients():
-    model, x = to_ladder_(conv_net()).eval(), images()
+    model, x = to_ladder_(conv_net(), "paper12").eval(), images()
     plain = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     again = torch.autograd.grad(checkpoint(model, x, use_reentrant=False).square().sum(), list(model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
@@ -371,7 +371,7 @@ def test_copies_hold_the_same_codes_in_memory_of_their_own(ladder, how):
 
 
 def test_casts_of_a_model_change_the_dtype_and_not_one_code():
-    model = to_ladder_(conv_net())
+    model = to_ladder_(conv_net(), "paper12")
     before = [p.codes() for p in model.parameters()]
     optimizer = Madam(model.parameters())
     for cast, dtype in ((model.half, torch.float16), (model.bfloat16, torch.bfloat16), (model.double, torch.float64)):
@@ -459,7 +459,7 @@ def test_every_view_shows_the_elements_it_should_in_inference_mode_too(ladder, v
 
 def test_a_reshape_that_copies_stays_coded_for_autograd():
     torch.manual_seed(0)
-    weight = to_ladder_(nn.ParameterList([nn.Parameter(torch.randn(3, 4, 12))]))[0]
+    weight = to_ladder_(nn.ParameterList([nn.Parameter(torch.randn(3, 4, 12))]), "paper12")[0]
     saved, _ = saved_by(
         lambda: F.linear(torch.randn(2, 12, requires_grad=True), weight.permute(1, 0, 2).reshape(12, 12))
     )
@@ -467,7 +467,7 @@ def test_a_reshape_that_copies_stays_coded_for_autograd():
 
 
 def test_looking_at_the_bits_of_a_weight_looks_at_the_bits_of_its_floats():
-    weight = to_ladder_(nn.Linear(6, 5)).weight.detach()
+    weight = to_ladder_(nn.Linear(6, 5), "paper12").weight.detach()
     dense = weight.decode()
     assert torch.equal(weight.view(torch.int32), dense.view(torch.int32))
     assert torch.equal(weight.view(torch.uint8), dense.view(torch.uint8))
@@ -476,7 +476,7 @@ def test_looking_at_the_bits_of_a_weight_looks_at_the_bits_of_its_floats():
 
 
 def test_numpy_lists_and_formats_show_decoded_weights():
-    weight = to_ladder_(nn.Linear(6, 5)).weight
+    weight = to_ladder_(nn.Linear(6, 5), "paper12").weight
     dense = weight.decode().detach()
     assert weight.tolist() == dense.tolist()
     assert np.array_equal(np.asarray(weight.detach()), dense.numpy())
@@ -486,7 +486,7 @@ def test_numpy_lists_and_formats_show_decoded_weights():
 
 
 def test_a_coded_view_can_be_copied_pickled_and_saved():
-    view = nn.Parameter(to_ladder_(nn.Linear(6, 5)).weight.detach()[1:4, 2:])
+    view = nn.Parameter(to_ladder_(nn.Linear(6, 5), "paper12").weight.detach()[1:4, 2:])
     buffer = io.BytesIO()
     torch.save(view, buffer)
     buffer.seek(0)
@@ -537,7 +537,7 @@ def test_a_view_that_does_not_exist_is_refused_as_of_floats():
 
 
 def test_a_view_follows_its_weight_through_a_step():
-    layer = to_ladder_(nn.Linear(6, 5))
+    layer = to_ladder_(nn.Linear(6, 5), "paper12")
     view = layer.weight.detach().t()
     layer(torch.randn(2, 6)).sum().backward()
     Madam(layer.parameters()).step()
@@ -545,7 +545,7 @@ def test_a_view_follows_its_weight_through_a_step():
 
 
 def test_what_is_made_like_a_weight_is_an_ordinary_tensor_unless_it_is_empty():
-    weight = to_ladder_(nn.Linear(6, 5)).weight
+    weight = to_ladder_(nn.Linear(6, 5), "paper12").weight
     for made in (torch.zeros_like(weight), torch.randn_like(weight), weight.new_zeros(3), torch.full_like(weight, 2.0)):
         assert type(made) is torch.Tensor
         assert made.dtype == torch.float32
@@ -553,11 +553,11 @@ def test_what_is_made_like_a_weight_is_an_ordinary_tensor_unless_it_is_empty():
 
 
 def test_to_empty_and_meta_keep_parameters_coded():
-    model = to_ladder_(conv_net())
+    model = to_ladder_(conv_net(), "paper12")
     model.to("meta")
     assert all(isinstance(p, LadderTensor) and p.device.type == "meta" for p in model.parameters())
     model.to_empty(device="cpu")
-    reference = to_ladder_(conv_net())
+    reference = to_ladder_(conv_net(), "paper12")
     model.load_state_dict(reference.state_dict())
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(p.decode(), q.decode())
@@ -602,7 +602,7 @@ def adam(p):
     ],
 )
 def test_writing_floats_into_codes_raises_and_names_the_operation_and_the_remedy(write, operation):
-    weight = to_ladder_(nn.Linear(6, 5)).weight
+    weight = to_ladder_(nn.Linear(6, 5), "paper12").weight
     before = weight.codes()
     with (
         torch.no_grad(),
@@ -614,11 +614,11 @@ def test_writing_floats_into_codes_raises_and_names_the_operation_and_the_remedy
 
 def test_sharing_memory_raises():
     with pytest.raises(TypeError, match=r"p\.planes"):
-        to_ladder_(nn.Linear(6, 5)).weight.share_memory_()
+        to_ladder_(nn.Linear(6, 5), "paper12").weight.share_memory_()
 
 
 def test_copying_codes_of_another_ladder_raises():
-    ours, theirs = to_ladder_(nn.Linear(6, 5), 12), to_ladder_(nn.Linear(6, 5), 8)
+    ours, theirs = to_ladder_(nn.Linear(6, 5), "paper12"), to_ladder_(nn.Linear(6, 5), "paper8")
     with torch.no_grad(), pytest.raises(TypeError, match=r"one ladder.*torchmadam\.load"):
         ours.weight.copy_(theirs.weight)
     with pytest.raises(RuntimeError, match="one ladder"):
@@ -626,14 +626,14 @@ def test_copying_codes_of_another_ladder_raises():
 
 
 def test_codes_may_be_read_into_floats():
-    coded, plain = to_ladder_(nn.Linear(6, 5)), nn.Linear(6, 5)
+    coded, plain = to_ladder_(nn.Linear(6, 5), "paper12"), nn.Linear(6, 5)
     plain.load_state_dict(coded.state_dict())
     assert type(plain.weight) is nn.Parameter
     assert torch.equal(plain.weight, coded.weight.decode())
 
 
 def test_arithmetic_on_codes_is_exact_decoding():
-    weight = to_ladder_(nn.Linear(6, 5)).weight
+    weight = to_ladder_(nn.Linear(6, 5), "paper12").weight
     dense = weight.decode()
     assert torch.equal(weight * 2 + 1, dense * 2 + 1)
     assert torch.equal(F.relu(weight), F.relu(dense))

@@ -68,7 +68,7 @@ def test_200_steps_give_the_codes_of_the_papers_rule(bits, spacing, lr):
 @pytest.mark.parametrize("name", ["paper12", "signed8"])
 def test_no_float_copy_of_a_weight_is_held_anywhere(name):
     model = torchmadam.to_ladder_(network(), name)
-    optimizer = Madam(model.parameters(), second_moment="none")
+    optimizer = Madam(model.parameters(), second_moment="none", momentum=0.0)
     put_gradients(model, 0)
     optimizer.step()
     floats = [
@@ -119,7 +119,7 @@ def test_train_save_load_resume_gives_the_codes_of_never_having_stopped(name, ho
 def test_channels_last_walks_the_same_path(name):
     model = torchmadam.to_ladder_(network(), name)
     other = copy.deepcopy(model)
-    optimizers = [Madam(m.parameters(), rounding="nearest") for m in (model, other)]
+    optimizers = [Madam.paper(m.parameters(), rounding="nearest") for m in (model, other)]
     for t in range(6):
         if t == 3:
             other.to(memory_format=torch.channels_last)  # in the middle of training, second moments and all
@@ -132,7 +132,7 @@ def test_channels_last_walks_the_same_path(name):
 
 def test_schedulers_reach_codes_untouched():
     p = nn.ParameterList([nn.Parameter(torch.full((64,), 0.5))])
-    torchmadam.to_ladder_(p, 12, init="nearest", scale=0.5)
+    torchmadam.to_ladder_(p, "paper12", init="nearest", scale=0.5)
     optimizer = Madam.paper(p.parameters(), lr=0.01, second_moment="none")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     for rungs in (10, 5, 2):  # .01, .005, .0025 over .001, the last half to even
@@ -145,7 +145,7 @@ def test_schedulers_reach_codes_untouched():
 
 def test_stochastic_rounding_lets_lr_decay_below_the_spacing():
     p = nn.ParameterList([nn.Parameter(torch.full((4096,), 0.5))])
-    torchmadam.to_ladder_(p, 12, init="nearest", scale=0.5)
+    torchmadam.to_ladder_(p, "paper12", init="nearest", scale=0.5)
     optimizer = Madam.paper(p.parameters(), lr=1e-4, second_moment="none", rounding="stochastic")
     before = p[0].codes().double().mean()
     for _ in range(100):
@@ -168,7 +168,7 @@ def test_a_nonfinite_gradient_leaves_its_code_alone():
 
 
 def test_float_and_coded_parameters_train_in_one_group():
-    model = torchmadam.to_ladder_(network(), filter=lambda name, p: name == "4.weight")
+    model = torchmadam.to_ladder_(network(), "paper12", filter=lambda name, p: name == "4.weight")
     optimizer = Madam(model.named_parameters())
     put_gradients(model, 0)
     before = [p.detach().clone() for p in model.parameters()]
@@ -178,7 +178,7 @@ def test_float_and_coded_parameters_train_in_one_group():
 
 
 def test_a_view_of_codes_is_refused_as_a_parameter():
-    weight = torchmadam.to_ladder_(nn.Linear(3, 5)).weight
+    weight = torchmadam.to_ladder_(nn.Linear(3, 5), "paper12").weight
     for view in (weight.detach().t(), weight.detach()[1:]):
         with pytest.raises(ValueError, match="is a view of codes"):
             Madam([nn.Parameter(view)])
@@ -188,7 +188,7 @@ def test_a_view_of_codes_is_refused_as_a_parameter():
 
 
 def test_an_lr_below_the_spacing_warns_once_under_nearest_only():
-    model = torchmadam.to_ladder_(network(), 12)
+    model = torchmadam.to_ladder_(network(), "paper12")
     optimizer = Madam(model.parameters(), lr=0.0005)
     put_gradients(model, 0)
     with pytest.warns(UserWarning, match=r"lr=0.0005 is at most half the ladder's spacing 0.001.*stochastic") as caught:

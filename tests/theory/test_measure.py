@@ -270,12 +270,12 @@ def test_layers_without_a_gradient_do_not_count():
 
     plain = network(2, 0)
     model = WithHead(*plain, nn.Linear(12, 4).double())
-    optimizer = Madam(model.named_parameters(), 1e-6)
+    optimizer = Madam.paper(model.named_parameters(), 1e-6)
     closure = loss_of(model)
     assert safe_lr(model, closure, optimizer) == pytest.approx(safe_lr(plain, closure))
     assert theory.descent_report(model, closure, optimizer).promises_descent
     model[0].requires_grad_(False)
-    report = theory.descent_report(model, closure, Madam(model[2].parameters(), 1e-6))
+    report = theory.descent_report(model, closure, Madam.paper(model[2].parameters(), 1e-6))
     assert report.promises_descent
     assert report.actual < 0
     with pytest.raises(ValueError, match="no layer has a gradient"):

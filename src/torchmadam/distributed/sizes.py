@@ -33,6 +33,7 @@ class Way:
         reduced: dtype in which gradients travel.
         ladder: of coded weights; None: floats.
         moment: Madam's second moment; None: AdamW.
+        momentum: Madam's.
         released: whether gradients are freed as they arrive.
     """
 
@@ -42,6 +43,7 @@ class Way:
     reduced: torch.dtype = torch.bfloat16
     ladder: str | None = None
     moment: Any = None
+    momentum: float = 0.9
     released: bool = False
 
 
@@ -49,10 +51,11 @@ WAYS = (
     Way("AdamW, bfloat16"),
     Way("AdamW, float32 shards, bfloat16 on the wire", dtype=torch.float32),
     Way("Madam, bfloat16", moment="float32"),
-    Way("Madam 12-bit", ladder="paper12", moment="float32"),
-    Way("Madam 12-bit, 8-bit moment", ladder="paper12", moment="8bit"),
-    Way("Madam signed 8-bit, 8-bit moment", ladder="signed8", moment="8bit"),
-    Way("Madam signed 8-bit, 8-bit moment, gradients released", ladder="signed8", moment="8bit", released=True),
+    Way("Madam, bfloat16, no momentum", moment="float32", momentum=0.0),
+    Way("Madam 12-bit", ladder="signed12", moment="float32"),
+    Way("Madam 12-bit, no momentum, 8-bit moment", ladder="signed12", moment="8bit", momentum=0.0),
+    Way("Madam 8-bit, no momentum, 8-bit moment", ladder="signed8", moment="8bit", momentum=0.0),
+    Way("Madam 8-bit, the same, gradients released", ladder="signed8", moment="8bit", momentum=0.0, released=True),
 )
 
 
@@ -83,7 +86,7 @@ def measured(way: Way) -> Measured:
         to_ladder_(layer, way.ladder, dtype=way.dtype)
     optimizer: Any = torch.optim.AdamW(layer.parameters())
     if way.moment is not None:
-        optimizer = Madam(layer.parameters(), second_moment=way.moment)
+        optimizer = Madam(layer.parameters(), second_moment=way.moment, momentum=way.momentum)
     layer(torch.ones(1, _SIDE, dtype=way.dtype)).sum().backward()
     optimizer.step()
     found = memory(layer, optimizer)

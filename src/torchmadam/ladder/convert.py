@@ -13,7 +13,8 @@ from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import describe, require_module, warn
 
-_DEFAULT_BOUND = 3.0
+# Of the paper's ladders, and of signed ones: those of Madam.paper and of Madam for floats.
+_PAPER_BOUND, _SIGNED_BOUND = 3.0, 5.0
 # What a coded tensor may decode to.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -38,7 +39,8 @@ def to_ladder_(
     Args:
         model: any module. Every float parameter is converted, first and last layers included, except embeddings with
             a ``padding_idx`` on a ladder without zero, which stay float.
-        bits: 12, 10 or 8 for the paper's ladders, a name such as "signed8", or a :class:`LadderFormat`.
+        bits: 12 or 8, or any number from 2 to 15, for a signed ladder, which has a zero that weights can cross; a name,
+            such as "paper12" for the paper's; or a :class:`LadderFormat`.
         init: which codes to start from.
             None is for training from scratch. On the paper's ladder it draws rungs uniformly, as the paper does, and
             keeps the signs the weights have, but not their sizes: a trained model is lost. Tensors whose elements are
@@ -46,8 +48,8 @@ def to_ladder_(
             False), as under "nearest". On a signed ladder it takes the nearest rung everywhere.
             "uniform" draws rungs uniformly without exception, the paper to the letter.
             "nearest" goes on from trained weights: the nearest rung, on a ladder that reaches to the largest of them.
-        bound: the ladder's limit sigma* is this many times a tensor's scale; 3 unless given. Under "nearest" the limit
-            is the tensor's absolute maximum unless ``bound`` or ``scale`` is given.
+        bound: the ladder's limit sigma* is this many times a tensor's scale. None: 5, on the paper's ladders 3; but
+            under "nearest", unless ``scale`` is given, the limit is the tensor's absolute maximum.
         scale: of all tensors, or by name (:func:`torchmadam.scales_of`); None measures each tensor's RMS.
         zero_scale: the scale of tensors that are all zeros.
         seed: of the rungs drawn, and of the signs of weights that have none.
@@ -86,7 +88,7 @@ def to_ladder_(
     for index, (name, param, sigma) in enumerate(zip(names, params, scales, strict=True), first_index):
         if param.is_complex():
             raise ValueError(f"{describe(name)} is complex, and ladders hold real weights; leave it out with filter=")
-        limit = sigma * (_DEFAULT_BOUND if bound is None else bound)
+        limit = sigma * (bound or (_SIGNED_BOUND if ladder.is_signed else _PAPER_BOUND))
         kept = init == "nearest" or (init is None and not param.requires_grad)
         if kept and bound is None and scale is None and param.numel() and bool((param != 0).any()):
             limit = float(param.abs().max())
@@ -124,7 +126,7 @@ def to_dense_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 def _ladder(bits: int | str | LadderFormat) -> LadderFormat:
     if isinstance(bits, LadderFormat):
         return bits
-    return LadderFormat.preset(bits) if isinstance(bits, str) else LadderFormat.paper(bits)
+    return LadderFormat.preset(bits) if isinstance(bits, str) else LadderFormat.signed(bits)
 
 
 def _chosen(
