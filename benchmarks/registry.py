@@ -70,7 +70,10 @@ class Entry:
             if isinstance(p, LadderTensor) and isinstance(q, LadderTensor):
                 if not torch.equal(p.codes(), q.codes().cpu()):
                     return f"codes of {tuple(p.shape)} differ from the reference's"
-            elif not torch.allclose(p.detach(), q.detach().cpu(), rtol=1e-5 if p.dtype == torch.float32 else 2**-6):
+                continue
+            # Weights that pass through zero lose the digits that they have in common with their steps.
+            rtol, atol = (1e-5, 2e-7) if p.dtype == torch.float32 else (2**-6, 1e-4)
+            if not torch.allclose(p.detach(), q.detach().cpu(), rtol=rtol, atol=atol):
                 return f"weights of {tuple(p.shape)} differ from the reference's"
         return None
 
@@ -86,17 +89,9 @@ class Missing(Exception):  # noqa: N818 (said in the table, not an error)
 # ---- ours
 
 
-def _madam(params: list[nn.Parameter], device: torch.device, momentum: float = 0.0, **arguments: Any) -> Step:
+def _madam(params: list[nn.Parameter], device: torch.device, **arguments: Any) -> Step:
     lr: Any = torch.tensor(0.01, device=device) if device.type == "cuda" else 0.01
-    return Madam(params, lr, momentum=momentum, **arguments).step
-
-
-def _stochastic(params: list[nn.Parameter], device: torch.device, **arguments: Any) -> Step:
-    return _madam(params, device, rounding="stochastic", **arguments)
-
-
-def _compiled(params: list[nn.Parameter], device: torch.device) -> Step:
-    return _madam(params, device, compile=True)
+    return Madam(params, lr, **arguments).step
 
 
 def _plain_rule(params: list[nn.Parameter], device: torch.device) -> Step:
@@ -141,27 +136,47 @@ def _torchao(params: list[nn.Parameter], device: torch.device, name: str) -> Ste
     return getattr(optim, name)(params, lr=1e-4, bf16_stochastic_round=True).step  # type: ignore[no-any-return]
 
 
+def _floats(
+    name: str,
+    weights: torch.dtype = torch.float32,
+    moment: str = "float32",
+    momentum: float = 0.9,
+    compile: bool = False,
+) -> Entry:
+    # The gradient is read; weight and moments are read and written.
+    traffic = 3 * weights.itemsize + _held(moment, momentum)
+    plain = functools.partial(_madam, second_moment=moment, momentum=momentum)
+    entry = Entry(name, plain, weights, traffic=traffic, capturable=True, ours=True)
+    return _in_c(entry) if compile else entry
+
+
 def _coded(
     name: str,
     preset: str,
     weights: torch.dtype = torch.bfloat16,
     moment: str = "float32",
-    momentum: float = 0.0,
+    momentum: float = 0.9,
+    compile: bool = False,
 ) -> Entry:
     ladder = LadderFormat.preset(preset)
     stored = ladder.stored_bits / 8
-    # Codes are read and written, but for the signs of the paper's ladder, which are only read; the gradient is read,
-    # the second moment is read and written.
+    # Codes are read and written, but for the signs of the paper's ladder, which are only read.
     codes = 2 * stored if ladder.is_signed else 2 * stored - 1 / 8
-    held = (8 if moment == "float32" else 2 * (1 + 1 / 128)) + (4 if momentum else 0)
-    make = functools.partial(_stochastic, second_moment=moment, momentum=momentum)
-    return Entry(name, make, weights, ladder, codes + weights.itemsize + held, capturable=True, ours=True)
+    plain = functools.partial(_madam, rounding="stochastic", second_moment=moment, momentum=momentum)
+    traffic = codes + weights.itemsize + _held(moment, momentum)
+    entry = Entry(name, plain, weights, ladder, traffic, capturable=True, ours=True)
+    return _in_c(entry) if compile else entry
 
 
-def _coded_in_c(name: str, preset: str) -> Entry:
-    plain = _coded(name, preset)
-    fast = functools.partial(_stochastic, compile=True)
-    return replace(plain, make=fast, devices=("cpu",), capturable=False, reference=plain.make)
+def _held(moment: str, momentum: float) -> float:
+    """Bytes a weight that moments take, read and written."""
+    return (8 if moment == "float32" else 2 * (1 + 1 / 128)) + (4 if momentum else 0)
+
+
+def _in_c(entry: Entry) -> Entry:
+    fast = functools.partial(entry.make, compile=True)
+    name = f"{entry.name}, compile=True"
+    return replace(entry, name=name, make=fast, devices=("cpu",), capturable=False, reference=entry.make)
 
 
 ENTRIES = [
@@ -171,35 +186,31 @@ ENTRIES = [
     Entry("torch SGD momentum fused, float32", _sgd, capturable=True),
     Entry("bitsandbytes AdamW8bit, float32", _bitsandbytes, devices=("cuda",)),
     Entry("bitsandbytes AdamW8bit, bfloat16", _bitsandbytes, torch.bfloat16, devices=("cuda",)),
-    Entry("Madam's rule, one operation after another", _plain_rule),
-    Entry("Madam float32", _madam, traffic=20, capturable=True, ours=True),
-    Entry("Madam bfloat16", _madam, torch.bfloat16, traffic=14, capturable=True, ours=True),
-    Entry("Madam float32, momentum", functools.partial(_madam, momentum=0.9), traffic=24, capturable=True, ours=True),
-    Entry("Madam float32, compile=True", _compiled, traffic=20, devices=("cpu",), ours=True, reference=_madam),
-    Entry("Madam bfloat16, compile=True", _compiled, torch.bfloat16, None, 14, ("cpu",), ours=True, reference=_madam),
-    _coded("Madam 12-bit", "paper12"),
-    _coded("Madam 10-bit", "paper10"),
-    _coded("Madam 8-bit", "paper8"),
-    _coded("Madam signed 8-bit", "signed8"),
-    _coded("Madam signed 12-bit", "signed12"),
-    _coded_in_c("Madam 12-bit, compile=True", "paper12"),
-    _coded_in_c("Madam 10-bit, compile=True", "paper10"),
-    _coded_in_c("Madam 8-bit, compile=True", "paper8"),
-    _coded_in_c("Madam signed 8-bit, compile=True", "signed8"),
-    _coded_in_c("Madam signed 12-bit, compile=True", "signed12"),
-    Entry(
-        "Madam float32, 8-bit moment",
-        functools.partial(_madam, second_moment="8bit"),
-        traffic=14 + 1 / 64,
-        capturable=True,
-        ours=True,
-    ),
-    _coded("Madam signed 8-bit, momentum", "signed8", momentum=0.9),
-    _coded("Madam signed 12-bit, momentum", "signed12", momentum=0.9),
-    _coded("Madam 12-bit, 8-bit moment", "paper12", moment="8bit"),
-    _coded("Madam 8-bit, 8-bit moment", "paper8", moment="8bit"),
-    _coded("Madam signed 8-bit, 8-bit moment", "signed8", moment="8bit"),
-    _coded("Madam signed 8-bit, 8-bit moment, momentum", "signed8", moment="8bit", momentum=0.9),
+    Entry("the paper's rule, one operation after another", _plain_rule),
+    _floats("Madam float32"),
+    _floats("Madam bfloat16", torch.bfloat16),
+    _coded("Madam 12-bit", "signed12"),
+    _coded("Madam 8-bit", "signed8"),
+    _coded("Madam 8-bit, 8-bit moment", "signed8", moment="8bit"),
+    _floats("Madam float32", compile=True),
+    _floats("Madam bfloat16", torch.bfloat16, compile=True),
+    _coded("Madam 12-bit", "signed12", compile=True),
+    _coded("Madam 8-bit", "signed8", compile=True),
+    _floats("no momentum, float32", momentum=0.0),
+    _floats("no momentum, bfloat16", torch.bfloat16, momentum=0.0),
+    _coded("no momentum, 12-bit", "signed12", momentum=0.0),
+    _coded("no momentum, 8-bit", "signed8", momentum=0.0),
+    _floats("no momentum, float32, 8-bit moment", moment="8bit", momentum=0.0),
+    _coded("no momentum, 12-bit, 8-bit moment", "signed12", moment="8bit", momentum=0.0),
+    _coded("no momentum, 8-bit, 8-bit moment", "signed8", moment="8bit", momentum=0.0),
+    _floats("no momentum, float32", momentum=0.0, compile=True),
+    _coded("no momentum, 8-bit", "signed8", momentum=0.0, compile=True),
+    _coded("the paper's 12-bit", "paper12", momentum=0.0),
+    _coded("the paper's 10-bit", "paper10", momentum=0.0),
+    _coded("the paper's 8-bit", "paper8", momentum=0.0),
+    _coded("the paper's 12-bit, 8-bit moment", "paper12", moment="8bit", momentum=0.0),
+    _coded("the paper's 12-bit", "paper12", momentum=0.0, compile=True),
+    _coded("the paper's 8-bit", "paper8", momentum=0.0, compile=True),
     # Last, because they compile for minutes.
     Entry("torchao AdamW8bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW8bit"), torch.bfloat16, devices=("cuda",)),
     Entry("torchao AdamW4bit, bfloat16", lambda p, d: _torchao(p, d, "AdamW4bit"), torch.bfloat16, devices=("cuda",)),

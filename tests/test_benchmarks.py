@@ -43,7 +43,7 @@ def test_a_step_that_differs_from_the_reference_is_noticed_and_not_timed():
         made.append(0.01 * (2 + len(made)))
         return Madam(params, made[-1]).step
 
-    for name in ("Madam float32", "Madam float32, compile=True", "Madam signed 8-bit"):
+    for name in ("Madam float32", "Madam float32, compile=True", "Madam 8-bit"):
         made.clear()
         entry = replace(next(e for e in ENTRIES if e.name == name), make=drifting)
         problem = entry.check(CPU)

@@ -26,6 +26,7 @@ RULES = [
     {"second_moment": "none", "weight_decay": 0.1},
     {"beta": 0.0, "max_step": 0.5},
     {"momentum": 0.9, "maximize": True},
+    {"momentum": 0.9, "weight_decay": 0.2},  # as Madam has by default
 ]
 
 
@@ -40,7 +41,7 @@ def parameters(ladder, sign_seed=None, channels_last=False, dtype=torch.float32)
 
 def trained(params, steps=5, **rule):
     """Parameters after some steps, in which some gradients cannot be used, or are zero."""
-    optimizer = Madam(params, **rule)
+    optimizer = Madam.paper(params, **rule)
     for t in range(steps):
         generator = torch.Generator().manual_seed(t)
         for i, p in enumerate(params):

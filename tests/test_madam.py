@@ -690,6 +690,8 @@ def test_param_groups_sorts_a_model_into_weights_embeddings_norms_and_biases():
     }  # fmt: skip
     optimizer = Madam(groups)
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0, 0.0]
+    for make, decay in ((Madam, 0.2), (Madam.paper, 0.0)):
+        assert [g["weight_decay"] for g in make(torchmadam.param_groups(model)).param_groups] == [decay, 0.0, 0.0]
     assert [g["bound"] for g in optimizer.param_groups] == [5.0, 4.0, 5.0]
     put_gradients(model, 0)
     optimizer.step()

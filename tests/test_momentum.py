@@ -193,7 +193,7 @@ def test_a_new_second_moment_does_not_make_the_steps_of_an_old_first_moment_long
 @either
 @every_kind
 def test_a_mean_follows_its_parameter_into_another_memory_order(kind, compile):
-    moved, still = (started(kind, rounding="nearest", compile=compile) for _ in range(2))
+    moved, still = (started(kind, rounding="nearest", lr=0.05, compile=compile) for _ in range(2))
     moved[0].to(memory_format=torch.channels_last)
     for a, b in zip(*(values(*walk(run, range(3, 5))) for run in (moved, still)), strict=True):
         torch.testing.assert_close(a, b, rtol=2**-6, atol=1 if a.dtype == torch.int32 else 2**-6)  # rounded by place

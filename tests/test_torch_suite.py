@@ -29,6 +29,9 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_utils import TestCase
 
 
+PAPER = {"momentum": 0.0, "crossing": 0.0, "bound": 3.0, "weight_decay": 0.0}
+
+
 def madam_inputs(device, dtype=None):
     """Constructor arguments to run every check with, `params` excluded."""
     return [
@@ -37,10 +40,11 @@ def madam_inputs(device, dtype=None):
         OptimizerInput(None, {"lr": torch.tensor(0.02)}, "tensor lr"),
         OptimizerInput(None, {"weight_decay": 0.1}, "weight_decay"),
         OptimizerInput(None, {"weight_decay": 0.1, "maximize": True}, "maximize"),
-        OptimizerInput(None, {"crossing": 1.0}, "crossing"),
+        OptimizerInput(None, {"crossing": 0.3}, "crossing"),
         OptimizerInput(None, {"second_moment": "none"}, "sign rule"),
-        OptimizerInput(None, {"momentum": 0.9}, "momentum"),
-        OptimizerInput(None, {"bias_correction": False, "bound": None}, "the paper's text, unbounded"),
+        OptimizerInput(None, {"momentum": 0.5}, "momentum"),
+        OptimizerInput(None, PAPER, "the paper's rule"),
+        OptimizerInput(None, {**PAPER, "bias_correction": False, "bound": None}, "the paper's text, unbounded"),
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchmadam import Madam, to_ladder_, watch
+from torchmadam import LadderFormat, Madam, to_ladder_, watch
 
 
 def trained(model, steps=120, **madam):
@@ -52,7 +52,7 @@ def test_other_floats_that_reached_their_bound_are_named_with_what_to_do():
         "weight",
         "bias",
     ]  # about half of each
-    assert all("5 x its scale" in message and "larger bound=, or None" in message for message in said)
+    assert all("5 x its scale" in message and "bound=None, with crossing=5 instead of 1" in message for message in said)
 
 
 def test_a_network_that_learns_within_its_bound_is_not_warned_of():
@@ -144,8 +144,11 @@ def test_bounds_that_weights_begin_at_say_nothing(bound):
     [
         ({"crossing": 0.3, "bound": None}, "paper12", "bound=, crossing=: Madam has this for floats"),
         ({"scale": 5.0}, "signed8", "scale=: Madam has this for floats"),
-        ({"crossing": 1.0}, "signed8", None),  # as it is
-        ({"crossing": 0.0, "bound": 3.0}, "paper12", None),
+        ({"crossing": 0.3}, LadderFormat.signed(8, crossing=0.3), None),  # as it is
+        ({"crossing": 0.0, "bound": 3.0}, "paper12", None),  # Madam.paper's
+        ({}, "paper12", None),
+        ({"crossing": 0.0}, "signed8", "crossing=: Madam has this for floats"),
+        ({"bound": 3.0}, "signed8", "bound=: Madam has this for floats"),
         ({"weight_decay": 0.1}, "paper12", None),
     ],
 )
@@ -168,7 +171,21 @@ def test_arguments_that_codes_do_not_have_are_named_once(arguments, ladder, told
 
 def test_what_is_usual_for_floats_is_what_madam_has_by_default():
     p = nn.Parameter(torch.ones(2))
-    for i, group in enumerate((Madam([p]).param_groups[0], Madam.paper([p]).param_groups[0])):
-        assert {name: group[name] for name in watch._OF_FLOATS} == {
-            name: usual[min(i, len(usual) - 1)] for name, usual in watch._OF_FLOATS.items()
-        }
+    for make, usual in ((Madam, watch._OF_FLOATS), (Madam.paper, watch._OF_PAPER)):
+        (group,) = make([p]).param_groups
+        assert {name: group[name] for name in usual} == usual
+
+
+@pytest.mark.parametrize(("momentum", "told"), [(0.0, False), (0.9, True)])
+def test_a_mean_of_noisy_gradients_may_be_too_small_for_rounding_to_nearest(momentum, told):
+    model = to_ladder_(nn.Linear(4, 4), "paper8")
+    optimizer = Madam(model.parameters(), momentum=momentum)
+    for p in model.parameters():
+        p.grad = torch.zeros(p.shape)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    said = [str(w.message) for w in caught]
+    assert len(said) == told
+    assert all("at momentum=0.9 makes steps of 0.0023" in message for message in said)
+    assert all("or momentum=0" in message for message in said)

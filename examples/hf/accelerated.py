@@ -26,7 +26,7 @@ class Loop:
         if bits is not None:
             hf.register_(to_ladder_(model, bits))  # a model of one's own: torchmadam.plain_state_dict_(model)
         optimizer = Madam(model.parameters(), rounding="stochastic")
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
         loader: DataLoader[dict[str, Tensor]] = DataLoader(data, batch_size=8)  # type: ignore[arg-type]
         prepared = self.accelerator.prepare(model, optimizer, schedule, loader)
         self.model, self.optimizer, self.schedule, self.loader = prepared

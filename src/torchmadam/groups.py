@@ -29,7 +29,7 @@ _CHUNK = 2**22
 def param_groups(
     model: nn.Module,
     *,
-    weight_decay: float = 0.2,
+    weight_decay: float | None = None,
     weights: Mapping[str, Any] | None = None,
     embeddings: Mapping[str, Any] | None = None,
     norms_and_biases: Mapping[str, Any] | None = None,
@@ -38,7 +38,8 @@ def param_groups(
 
     Args:
         model: any module. A parameter that several modules share appears once.
-        weight_decay: goes to the weights only; embeddings, norms and biases get none unless their own mapping says so.
+        weight_decay: of the weights only; None: the optimiser's. Embeddings, norms and biases get none unless their own
+            mapping says so.
         weights: arguments for all that is neither of the following, for example ``{"bound": 2.0}``.
         embeddings: arguments for the tables of ``nn.Embedding`` and ``nn.EmbeddingBag``.
         norms_and_biases: arguments for the parameters of norms, those with "bias" in their name, and tensors with fewer
@@ -47,7 +48,7 @@ def param_groups(
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     norms = {id(p) for m in model.modules() if "Norm" in type(m).__name__ for p in m.parameters(recurse=False)}
     kinds: dict[str, dict[str, Any]] = {
-        "weights": {"weight_decay": weight_decay, **(weights or {})},
+        "weights": {**({} if weight_decay is None else {"weight_decay": weight_decay}), **(weights or {})},
         "embeddings": {"weight_decay": 0.0, **(embeddings or {})},
         "norms_and_biases": {"weight_decay": 0.0, **(norms_and_biases or {})},
     }
@@ -224,7 +225,7 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
         group["bound"] is None or 0 < group["bound"] < math.inf,
         group,
         "bound",
-        "weights are clamped to bound times their initial RMS, so bound > 0 (usually 3), or None for no clamp",
+        "weights are clamped to bound times their initial RMS, so bound > 0 (5, the paper's 3), or None for no clamp",
     )
     _require(
         group["crossing"] == 0 or 1e-6 <= group["crossing"] <= 1e6,

@@ -14,12 +14,12 @@ from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import describe
 from torchmadam.repeat import Repeats, is_launched, situation_of
-from torchmadam.state import STATE_VERSION, Exact, shield
+from torchmadam.state import OLDER, STATE_VERSION, Exact, shield
 from torchmadam.watch import Watch
 
 
 class Madam(Optimizer):
-    """Multiplicative Adam: every weight moves by a *relative* amount, so one learning rate serves every network.
+    """Multiplicative Adam: weights move in units of their own size, so one learning rate serves every network.
 
     ``Madam(model.parameters())`` is meant to be used as it stands, with a learning rate that falls to zero towards the
     end. It generalises Algorithm 1 of Bernstein et al., *Learning compositional functions via multiplicative weight
@@ -28,21 +28,23 @@ class Madam(Optimizer):
 
     Args:
         params: parameters, ``named_parameters()`` or param groups.
-        lr: the typical relative change of a weight in one step [eta], a float or a 1-element tensor.
+        lr: the step of a weight whose gradients agree, as a share of its size or, if it is small, of the clamp [eta];
+            a float or a 1-element tensor.
         beta: the memory of the second moment [beta].
         momentum: the memory of the first moment, a mean of the gradient that steps follow instead of the last one;
             in two bytes a weight. 0: none, as in the paper, and no state for it.
         max_step: the largest step in units of ``lr`` [eta*/eta].
         bound: weights are clamped to this many times their tensor's initial RMS [sigma*/sigma]; None: no clamp.
         crossing: steps are additive for weights smaller than ``crossing`` times the clamp (times sigma, where there is
-            no clamp), so that they can pass through zero; and relative for larger ones. 0 is the paper's rule, under
-            which no weight ever changes sign.
+            no clamp), so that they can pass through zero; and relative for larger ones. Without a clamp the usual 5
+            sigma are ``bound=None, crossing=5``. 0 is the paper's rule, under which no weight ever changes sign.
         scale: sigma. None measures the RMS of each tensor at its first step; a number sets it for all; a mapping such
             as :func:`torchmadam.scales_of` gives sets it by name, when the parameters come with names.
         zero_scale: sigma of tensors that are all zeros (biases, mostly). They follow the rule with crossing 1 even if
             ``crossing`` is 0, since nothing multiplied by zero moves. 0 leaves them at zero.
         second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
-            quarter; or "none" for u = sign g, the rule of the paper's theorem, with no state per weight.
+            quarter; or "none" for the sign of g, or of its mean; without momentum that is the rule of the paper's
+            theorem, with no state per weight.
         bias_correction: divide the second moment by 1 - beta^t. The paper's text has none; its experiments did.
         rounding: of codes, for which None is their ladder's own; and of bfloat16 and float16 parameters, for which None
             is "stochastic". Under "nearest", relative steps below 0.4 % (bfloat16) or 0.05 % (float16) round away, so
@@ -376,7 +378,7 @@ class Madam(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle, a deepcopy or :meth:`load_state_dict`."""
         super().__setstate__(state)
-        for name, value in (("compile", False), ("momentum", 0.0)):  # a pickle may be older than these arguments
+        for name, value in {"compile": False, **OLDER}.items():  # a pickle may be older than these arguments
             self.defaults.setdefault(name, value)
         self.defaults.pop("differentiable", None)  # the base class's own addition; Madam has no such argument
         self.__dict__.setdefault("_watch", Watch())

@@ -11,6 +11,8 @@ from torchmadam.ladder.tensor import LadderTensor
 
 # Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
 STATE_VERSION = 1
+# Arguments that a state may be older than, and what was done then.
+OLDER: dict[str, Any] = {"momentum": 0.0}
 
 
 class Exact:
@@ -64,11 +66,9 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
             name: Exact(value) if isinstance(value, Tensor) or name == "step" else value
             for name, value in state.items()
         }
-    # Whether to compile is this machine's business, not the state's; and a state may be older than momentum.
+    # Whether to compile is this machine's business, not the state's.
     own = optimizer.param_groups
     loaded = state_dict["param_groups"]
     if len(own) == len(loaded):
-        loaded = [
-            {"momentum": 0.0, **group, "compile": mine["compile"]} for group, mine in zip(loaded, own, strict=True)
-        ]
+        loaded = [{**OLDER, **group, "compile": mine["compile"]} for group, mine in zip(loaded, own, strict=True)]
     return {**state_dict, "state": shielded, "param_groups": loaded}

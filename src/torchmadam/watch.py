@@ -1,5 +1,6 @@
 """Warnings about training that is about to go wrong, each given once: of codes, and of floats held by their bound."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,8 @@ _Float = tuple[str | None, Tensor, Tensor, bool]
 
 
 # What codes have from to_ladder_, and what it is when nothing was said about it, to Madam and to Madam.paper.
-_OF_FLOATS = {"bound": (5.0, 3.0), "crossing": (1.0, 0.0), "scale": (None,), "zero_scale": (0.01,)}
+_OF_FLOATS = {"bound": 5.0, "crossing": 1.0, "scale": None, "zero_scale": 0.01}
+_OF_PAPER = {**_OF_FLOATS, "bound": 3.0, "crossing": 0.0}
 
 
 class Watch:
@@ -31,7 +33,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._ticks: Counter[int] = Counter()
-        self._lr: dict[int, tuple[float, str | None]] = {}
+        self._lr: dict[int, tuple[float, str | None, float]] = {}
         self._said: set[object] = set()
         # Shares of floats at their bounds, and scales, on their way from a GPU: nobody waits for them.
         self._coming: list[tuple[Any, Tensor, list[_Float], float]] = []
@@ -42,12 +44,14 @@ class Watch:
             return
         place, lr = id(group["params"][0]), group["lr"]
         if coded and (not isinstance(lr, Tensor) or lr.device.type == "cpu"):
-            now = float(lr), group["rounding"]
+            # The sign of a mean is as large as any other.
+            averaged = 0.0 if group["second_moment"] == "none" else group["momentum"]
+            now = float(lr), group["rounding"], averaged
             if self._lr.get(place) != now:
                 self._lr[place] = now
                 own = [here for p in group["params"] if isinstance(here := shards.local(p), LadderTensor)]
                 for ladder in {here.coding.format for here in own}:
-                    self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding)
+                    self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding, now[2])
         if coded and not self._ticks[place]:
             self._look_at_arguments(group)
         self._ticks[place] += 1
@@ -59,19 +63,25 @@ class Watch:
             self._look_at_codes(group)
             self._look_at_floats(group, state)
 
-    def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str) -> None:
-        # At half the spacing only gradients above their usual size still move a weight.
-        if rounding == "nearest" and 0 < lr <= 0.5 * ladder.spacing and ladder not in self._said:
+    def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str, momentum: float) -> None:
+        # At half the spacing only gradients above their usual size still move a weight, and means are smaller.
+        step = lr * math.sqrt((1 - momentum) / (1 + momentum))
+        if rounding == "nearest" and 0 < step <= 0.5 * ladder.spacing and ladder not in self._said:
             self._said.add(ladder)
+            size = f"lr={lr:g}" + (f" at momentum={momentum:g} makes steps of {step:.2g}, which" if momentum else "")
             warn(
-                f"lr={lr:g} is at most half the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes "
-                f'most weights; use rounding="stochastic" or a finer ladder',
+                f"{size} is at most half the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes most "
+                f'weights; use rounding="stochastic" or a finer ladder{", or momentum=0" if momentum else ""}',
             )
 
     def _look_at_arguments(self, group: dict[str, Any]) -> None:
         own = [shards.local(p) for p in group["params"]]
         ladders = [here.coding.format for here in own if isinstance(here, LadderTensor)]
-        given = [name for name, usual in _OF_FLOATS.items() if group[name] not in usual]
+        given = min(
+            ([name for name in usual if group[name] != usual[name]] for usual in (_OF_FLOATS, _OF_PAPER)), key=len
+        )
+        if "crossing" in given and all(ladder.crossing == group["crossing"] for ladder in ladders):
+            given.remove("crossing")
         if given and len(ladders) == len(own) and "arguments" not in self._said:
             self._said.add("arguments")
             warn(
@@ -148,8 +158,8 @@ class Watch:
                 )
             else:
                 warn(
-                    f"{where}its scale {scale:.2g}: it wants to grow; use a larger bound=, or None, or a larger scale= "
-                    f"for it, or rescale what the network is to predict",
+                    f"{where}its scale {scale:.2g}: it wants to grow; use a larger scale= for it, or no bound "
+                    f"(bound=None, with crossing=5 instead of 1), or rescale what the network is to predict",
                 )
 
 

@@ -105,15 +105,17 @@ def assert_same(model, reference):
 
 # ---- FSDP2
 
+PAPER = {"momentum": 0.0, "crossing": 0.0, "bound": 3.0, "weight_decay": 0.0}
 KINDS = [
-    ("paper12", {}, {}),
+    ("paper12", {}, PAPER),
     ("paper12", {"sign_seed": 4}, {"rounding": "stochastic"}),
     ("signed8", {"dtype": torch.bfloat16}, {}),
-    ("paper10", {}, {"second_moment": "none", "rounding": "stochastic", "weight_decay": 0.1}),
+    ("paper10", {}, {"second_moment": "none", "rounding": "stochastic", "momentum": 0.0, "weight_decay": 0.1}),
+    (None, {}, PAPER),
     (None, {}, {}),
     (torch.bfloat16, {}, {}),
-    ("signed8", {}, {"momentum": 0.9}),
-    (torch.bfloat16, {}, {"momentum": 0.9, "second_moment": "none"}),
+    ("signed8", {}, {"momentum": 0.0}),
+    (torch.bfloat16, {}, {"second_moment": "none"}),
 ]
 
 
@@ -417,7 +419,7 @@ def everything_else_under_fsdp(rank, folder):
     theirs = Madam(reference.parameters())
 
     # Gradients released inside backward, and 8-bit moments.
-    for arguments in ({}, {"momentum": 0.9}, {"second_moment": "8bit"}):
+    for arguments in ({}, {"momentum": 0.0}, {"second_moment": "8bit"}):
         reference = build("paper12")
         theirs = Madam(reference.parameters(), **arguments)
         model = sharded(build("paper12"), mesh)

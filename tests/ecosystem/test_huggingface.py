@@ -247,7 +247,7 @@ def test_adapters_learn_on_a_base_of_codes_that_stays_as_it_is(data, tmp_path):
 def test_the_commands_run_one_after_another(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     trainer.main([str(text), "--bits", "12", "--epochs", "0.1", "--length", "16"])
-    assert "12-bit, spacing 0.001" in capsys.readouterr().out
+    assert "signed 12-bit, crossing 1" in capsys.readouterr().out
     assert json.loads((tmp_path / "hf-model" / "config.json").read_text())["quantization_config"] == {
         "bits": None,
         "quant_method": "torchmadam",

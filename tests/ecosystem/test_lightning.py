@@ -75,4 +75,4 @@ def test_mixed_precision_accumulation_and_clipping_together(bits, tmp_path):
 def test_the_command_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["--bits", "12", "--epochs", "1"])
-    assert "12-bit, spacing 0.001" in capsys.readouterr().out
+    assert "signed 12-bit, crossing 1" in capsys.readouterr().out

@@ -194,6 +194,41 @@ def test_scales_may_be_given_as_a_number_or_by_name():
 
 
 @pytest.mark.parametrize(
+    ("bits", "ladder", "bound"),
+    [
+        (12, LadderFormat.signed(12), 5.0),
+        (8, LadderFormat.preset("signed8"), 5.0),
+        ("paper12", LadderFormat.paper(12), 3.0),
+    ],
+)
+def test_a_number_of_bits_is_a_signed_ladder_of_five_times_the_scale(bits, ladder, bound):
+    model = net()
+    scales = [float(p.detach().square().mean().sqrt()) for p in model.parameters()]
+    for p, scale in zip(to_ladder_(model, bits).parameters(), scales, strict=True):
+        assert p.coding.format == ladder
+        assert p.limit.item() == pytest.approx(bound * (scale or 0.01))
+    assert next(to_ladder_(net()).parameters()).coding.format == LadderFormat.signed(12)
+
+
+@pytest.mark.parametrize("bits", [12, 8, "signed12"])
+def test_an_outlier_among_trained_weights_does_not_make_the_steps_of_others_large(bits):
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        layer.weight[0, 0] = 60 * layer.weight.square().mean().sqrt()
+    floats = layer.weight.detach().clone()
+    scale = floats.square().mean().sqrt()
+    p = to_ladder_(layer, bits, init="nearest").weight
+    assert p.limit.item() == floats.abs().max()
+    assert p.coding.format.crossing == 1 / 16  # 5 / 54, and a power of two
+    before = p.decode()
+    assert (before - floats)[1:].abs().max() < (0.01 if bits != 8 else 0.15) * scale
+    p.grad = torch.randn(64, 64)
+    Madam([p], weight_decay=0.0).step()
+    assert (p.decode() - before)[1:].square().mean().sqrt() < 0.12 * scale  # at lr = 0.01 of 5 scales, and rounding
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({"init": "random"}, "init='random' is unknown"),
@@ -210,7 +245,8 @@ def test_scales_may_be_given_as_a_number_or_by_name():
         ({"sign_seed": 2**70, "bits": "paper8"}, "must be an integer of at most 64 bits"),
         ({"scale": 1e39}, "which float32 cannot hold"),
         ({"sign_seed": 1, "init": "nearest", "bits": "paper8"}, "sign_seed replaces signs"),
-        ({"sign_seed": 1}, "sign_seed replaces signs"),
+        ({"sign_seed": 1}, "only the paper's ladders, such as .paper12., have any"),
+        ({"bits": 12.0}, "a signed ladder has 2 to 15 bits"),
     ],
 )
 def test_bad_arguments_raise_before_anything_is_changed(arguments, says):
@@ -239,7 +275,7 @@ def test_odd_shapes_convert_step_and_come_back(shape, ladder):
     assert p.shape == shape
     p.grad = torch.ones(shape)
     before = p.decode()
-    Madam(holder.parameters(), rounding="nearest").step()
+    Madam(holder.parameters(), rounding="nearest", momentum=0.0).step()
     if p.numel():
         assert torch.all(p.decode() <= before)
         assert not torch.equal(p.decode(), before)

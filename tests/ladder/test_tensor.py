@@ -119,7 +119,7 @@ def test_spectral_norm_divides_a_decoded_view_and_the_codes_stay_the_parameter(l
     coded, dense = twins(spectral_norm(nn.Conv2d(3, 4, 3)), ladder)
     assert isinstance(coded.parametrizations.weight.original, LadderTensor)
     assert_twins_agree(coded, dense, lambda m: m(torch.ones(2, 3, 5, 5)))
-    optimizer = Madam(coded.parameters(), lr=0.2)
+    optimizer = Madam.paper(coded.parameters(), lr=0.2)
     before = coded.parametrizations.weight.original.codes()
     optimizer.step()
     assert not torch.equal(before, coded.parametrizations.weight.original.codes())

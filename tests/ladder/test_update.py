@@ -189,7 +189,7 @@ def test_a_view_of_codes_is_refused_as_a_parameter():
 
 def test_an_lr_below_the_spacing_warns_once_under_nearest_only():
     model = torchmadam.to_ladder_(network(), "paper12")
-    optimizer = Madam(model.parameters(), lr=0.0005)
+    optimizer = Madam.paper(model.parameters(), lr=0.0005)
     put_gradients(model, 0)
     with pytest.warns(UserWarning, match=r"lr=0.0005 is at most half the ladder's spacing 0.001.*stochastic") as caught:
         optimizer.step()
@@ -198,7 +198,7 @@ def test_an_lr_below_the_spacing_warns_once_under_nearest_only():
         warnings.simplefilter("error")
         optimizer.step()
         for lr, rounding in ((0.001, None), (0.0005, "stochastic"), (0.0, None)):
-            quiet = Madam(model.parameters(), lr=lr, rounding=rounding)
+            quiet = Madam.paper(model.parameters(), lr=lr, rounding=rounding)
             quiet.step()
 
 
@@ -262,13 +262,20 @@ def test_12_bit_and_signed_8_bit_networks_learn_digits_as_float32_does():
 def test_a_coded_step_in_pieces_is_the_step_in_one_piece(
     monkeypatch, ladder, seed, second_moment, rounding, memory_format
 ):
-    arguments = {"lr": 0.1, "second_moment": second_moment, "rounding": rounding, "weight_decay": 0.1}
+    momentum = 0.9 if rounding == "stochastic" else 0.0
+    arguments = {
+        "lr": 0.1,
+        "second_moment": second_moment,
+        "rounding": rounding,
+        "weight_decay": 0.1,
+        "momentum": momentum,
+    }
     steps = []
     for size in (2**15, 100):
         monkeypatch.setattr(update, "_CHUNK", size)
         model = network().to(memory_format=memory_format)
         torchmadam.to_ladder_(model, ladder, sign_seed=seed)
-        optimizer = Madam(model.parameters(), **arguments)
+        optimizer = Madam.paper(model.parameters(), **arguments)
         for t in range(3):
             put_gradients(model, t)
             model[0].weight.grad[4, 1, 1, 2] = math.inf

@@ -10,7 +10,7 @@ from torchmadam import LadderFormat
 
 @recipe
 def digits_madam() -> Recipe:
-    """FP32 Madam at its defaults."""
+    """FP32 Madam, the paper's rule."""
     return Recipe(
         task="digits", epochs=40, batch=64, optimiser="madam", schedule=((0, 0.01),), precision="float32"
     )  # fmt: skip

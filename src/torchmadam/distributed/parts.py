@@ -13,6 +13,7 @@ from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.plain import LadderFileError, description
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
+from torchmadam.state import OLDER
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 
@@ -140,7 +141,7 @@ class Filling:
                 state["nonfinite"].zero_()
             self._optimizer.state[p] = state
         for group, saved in zip(self._optimizer.param_groups, self._groups or (), strict=True):
-            for name, value in saved["arguments"].items():
+            for name, value in {**OLDER, **saved["arguments"]}.items():
                 if isinstance(group.get(name), Tensor):
                     group[name].fill_(value)
                 elif name != "compile":  # this machine's business

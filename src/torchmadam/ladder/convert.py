@@ -47,7 +47,8 @@ def to_ladder_(
             all equal (gains, zero biases) take the nearest rung instead, and so do frozen ones (``requires_grad``
             False), as under "nearest". On a signed ladder it takes the nearest rung everywhere.
             "uniform" draws rungs uniformly without exception, the paper to the letter.
-            "nearest" goes on from trained weights: the nearest rung, on a ladder that reaches to the largest of them.
+            "nearest" goes on from trained weights: the nearest rung, on a ladder that reaches to the largest of them. A
+            signed one is finer around zero where that is far away, so that steps are of their usual size.
         bound: the ladder's limit sigma* is this many times a tensor's scale. None: 5, on the paper's ladders 3; but
             under "nearest", unless ``scale`` is given, the limit is the tensor's absolute maximum.
         scale: of all tensors, or by name (:func:`torchmadam.scales_of`); None measures each tensor's RMS.
@@ -64,7 +65,8 @@ def to_ladder_(
         raise ValueError(f"init={init!r} is unknown; choose None (from scratch), 'uniform' or 'nearest'")
     if sign_seed is not None and (init == "nearest" or ladder.is_signed):
         raise ValueError(
-            "sign_seed replaces signs; it cannot keep a trained model's, nor does a signed ladder have any"
+            "sign_seed replaces signs; it cannot keep a trained model's, and only the paper's ladders, such as "
+            '"paper12", have any'
         )
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype={dtype} cannot be the dtype of gradients; use {', '.join(map(str, DTYPES))}")
@@ -89,16 +91,18 @@ def to_ladder_(
         if param.is_complex():
             raise ValueError(f"{describe(name)} is complex, and ladders hold real weights; leave it out with filter=")
         limit = sigma * (bound or (_SIGNED_BOUND if ladder.is_signed else _PAPER_BOUND))
-        kept = init == "nearest" or (init is None and not param.requires_grad)
+        own, kept = ladder, init == "nearest" or (init is None and not param.requires_grad)
         if kept and bound is None and scale is None and param.numel() and bool((param != 0).any()):
             limit = float(param.abs().max())
+            if not isinstance(bits, LadderFormat):
+                own = _around_most(ladder, _SIGNED_BOUND * sigma / limit)
         if limit > 0 and not 1e-30 < limit < 1e30:
             raise ValueError(f"{describe(name)} would have a limit of {limit:g}, which float32 cannot hold; rescale it")
         drawn = not kept and (init == "uniform" or not (ladder.is_signed or _is_constant(param)))
         if kept:
-            _look_at_small(param.detach(), ladder, limit, name)
+            _look_at_small(param.detach(), own, limit, name)
         own_seed = None if kept else sign_seed
-        tensor = _encoded(param.detach(), ladder, limit, index, seed, own_seed, dtype or param.dtype, drawn)
+        tensor = _encoded(param.detach(), own, limit, index, seed, own_seed, dtype or param.dtype, drawn)
         coded[param] = nn.Parameter(tensor, requires_grad=param.requires_grad)
         coded[param].label = name  # type: ignore[attr-defined]
     replace_tensors(model, coded)
@@ -127,6 +131,16 @@ def _ladder(bits: int | str | LadderFormat) -> LadderFormat:
     if isinstance(bits, LadderFormat):
         return bits
     return LadderFormat.preset(bits) if isinstance(bits, str) else LadderFormat.signed(bits)
+
+
+def _around_most(ladder: LadderFormat, share: float) -> LadderFormat:
+    """A signed ladder with its zone of additive steps within a share of its length, which is where most weights are.
+
+    Powers of two, so that tensors have few different ladders, and step together.
+    """
+    if not (ladder.is_signed and 0 < share < ladder.crossing):
+        return ladder
+    return LadderFormat.signed(ladder.stored_bits, crossing=2.0 ** math.floor(math.log2(share)))
 
 
 def _chosen(

@@ -92,7 +92,7 @@ class LadderFormat:
     @classmethod
     def signed(cls, stored_bits: int, crossing: float = 1.0) -> "LadderFormat":
         """The ladder through zero, in exactly this many bits. Its outermost rungs lie at -sigma* and +sigma*."""
-        if not 2 <= stored_bits <= 15:
+        if type(stored_bits) is not int or not 2 <= stored_bits <= 15:
             raise ValueError(f"stored_bits={stored_bits}: a signed ladder has 2 to 15 bits")
         if not 0 < crossing < math.inf:
             raise ValueError(

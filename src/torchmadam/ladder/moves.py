@@ -166,8 +166,8 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if into is None or rows is None or into[1].shape != rows[1].shape or into[1].format != rows[1].format:
         raise TypeError(
             f"copy_ between LadderTensors needs whole tensors, or rows, of one shape and one ladder, and got {source} "
-            f"for {target}; convert the target to the source's ladder first, with torchmadam.to_ladder_ or "
-            f"torchmadam.load"
+            f"for {target}; convert the target to the source's ladder first, with torchmadam.to_ladder_ (12 is signed, "
+            f'the paper\'s ladder is "paper12") or torchmadam.load'
         )
     ours, theirs = into[1], rows[1]
     moved = ours.signs == SEED and ours.first_row not in (theirs.first_row, BLANK)

@@ -153,7 +153,7 @@ def descent_report(
     """What the optimiser's next step would do to the loss, and what the theory says of it. Nothing is changed.
 
     Besides the model it holds the gradient, trial weights, and first a copy of the optimiser's state, then the step:
-    three copies of the parameters, if the optimiser holds one number a weight, as Madam does.
+    three copies of the parameters, or as many more as the optimiser holds numbers a weight.
     """
     widths = _widths(model, optimizer)
     with trial_of(model) as trial:
