@@ -10,6 +10,13 @@ from torchmadam import groups, moment8, noise, shards
 from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 
+MEANS = ("first_moment", "step_moment")
+
+
+def mean_name(p: Tensor) -> str:
+    """What a parameter's first moment is called in its state: of gradients, for floats, or of steps, for codes."""
+    return MEANS[isinstance(shards.local(p), LadderTensor)]
+
 
 def prepare(state: dict[str, Any], p: Tensor, kind: str, momentum: float, stream: int) -> None:
     """See to it that a parameter's state has a second moment of this kind, in the parameter's memory order.
@@ -29,8 +36,9 @@ def prepare(state: dict[str, Any], p: Tensor, kind: str, momentum: float, stream
     _refuse_capture(p)
     if held is None:
         state["step"].zero_()  # which is how many gradients the moments have seen
-        if "first_moment" in state:
-            shards.local(state["first_moment"]).zero_()
+        for name in MEANS:
+            if name in state:
+                shards.local(state[name]).zero_()
         held = _empty(real, wanted).zero_()
         state["second_moment"] = shards.like(held, whole)
         if kind == "8bit":
@@ -54,16 +62,19 @@ def _prepare_mean(state: dict[str, Any], p: Tensor, momentum: float) -> None:
 
     A new one of a parameter that has stepped before is too small for some steps, and so are those.
     """
+    own = mean_name(p)
+    for name in MEANS:
+        if not momentum or name != own:
+            state.pop(name, None)
     if not momentum:
-        state.pop("first_moment", None)
         return
     real = groups.as_real(shards.local(p))
-    held = shards.local(state["first_moment"]) if "first_moment" in state else None
+    held = shards.local(state[own]) if own in state else None
     if held is not None and held.dtype == torch.bfloat16 and _is_ordered(held, real):
         return
     _refuse_capture(real)
     new = _empty(real, torch.bfloat16)
-    state["first_moment"] = shards.like(new.zero_() if held is None else new.copy_(held), p)
+    state[own] = shards.like(new.zero_() if held is None else new.copy_(held), p)
 
 
 def _refuse_capture(p: Tensor) -> None:

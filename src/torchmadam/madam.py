@@ -227,7 +227,7 @@ class Madam(Optimizer):
             [planes for planes, _ in rows],
             [coding for _, coding in rows],
             [shards.local(p.grad) for p in params],
-            [shards.local(state["first_moment"]) for state in states if group["momentum"]],
+            [shards.local(state["step_moment"]) for state in states if group["momentum"]],
             [shards.local(state["second_moment"]) for state in states if group["second_moment"] != "none"],
             [state["exponents"] for state in states if group["second_moment"] == "8bit"],
             [state["step"] for state in states],
@@ -391,7 +391,7 @@ class Madam(Optimizer):
             for name, value in own.items():
                 if isinstance(value, Exact):
                     own[name] = value.on(p.device)
-            for name in ("first_moment", "second_moment"):
+            for name in (*held.MEANS, "second_moment"):
                 if name in own:
                     own[name] = shards.part_of(own[name], p)
 

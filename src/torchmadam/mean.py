@@ -18,6 +18,8 @@ class Mean:
     often as the bits that are cut off say: where they carry, added to a *dither* that fills their range evenly over
     time (moment8.py), begun elsewhere for each weight.
 
+    For codes it is a mean of steps instead of gradients, and also keeps what rounding dropped of them (update.py).
+
     Attributes:
         value: bfloat16.
         phase: of this step's dither.
@@ -28,13 +30,18 @@ class Mean:
     phase: Tensor
     first: int
 
-    def fold_(self, grad: Tensor, where: Tensor | None, *, momentum: float) -> Tensor:
-        """m <- momentum m + (1 - momentum) g, for the elements in ``where`` only. Returns m before it is rounded."""
+    def folded(self, grad: Tensor, where: Tensor | None, *, momentum: float, rate: Tensor | None = None) -> Tensor:
+        """momentum m + (1 - momentum) g, for the elements in ``where`` only, in float32.
+
+        With a ``rate``, that of codes: m is a mean of steps, rate times g, so that each step keeps the rate that it was
+        made with.
+        """
         held = self.value.float()
-        new = held * momentum + grad * (1 - momentum)
-        if where is not None:
-            new = torch.where(where, new, held)
+        new = held * momentum + grad * (1 - momentum if rate is None else rate * (1 - momentum))
+        return new if where is None else torch.where(where, new, held)
+
+    def store_(self, new: Tensor) -> None:
+        """Hold a mean, rounded."""
         place = noise.positions_like(self.value, self.first).to(torch.int32)
         dither = ((place * _PLACES + self.phase) >> 16) & 0xFFFF
         self.value.copy_(((new.view(torch.int32) + dither) & -65536).view(torch.float32))
-        return new

@@ -31,14 +31,19 @@ def correction(step: Tensor, *, beta: float) -> Tensor:
     return (1 - torch.pow(beta, step.double())).float()
 
 
-def normalised(grad: Tensor, moment: Tensor, correction: Tensor | None, *, max_step: float) -> Tensor:
+def normalised(grad: Tensor, moment: Tensor, correction: Tensor | None, *, max_step: float | Tensor) -> Tensor:
     """u = clamp(g / gbar, -max_step, +max_step) with gbar = sqrt(v / (1 - beta^t)), where 0/0 counts as 0.
 
     ``max_step`` is the paper's eta*/eta; its text has no bias correction, then gbar = sqrt(v). A gradient of which the
     moment knows nothing, because its square is too small for float32, counts as 0 as well.
     """
-    rms = _sqrt(moment if correction is None else moment / correction)
-    return (grad / rms).nan_to_num_(0.0, 0.0, 0.0).clamp_(-max_step, max_step)
+    u = (grad / rms(moment, correction)).nan_to_num_(0.0, 0.0, 0.0)
+    return u.clamp_(-max_step, max_step)  # type: ignore[arg-type]  # which takes either
+
+
+def rms(moment: Tensor, correction: Tensor | None) -> Tensor:
+    """The usual size of a gradient."""
+    return _sqrt(moment if correction is None else moment / correction)
 
 
 def _sqrt(x: Tensor) -> Tensor:

@@ -89,11 +89,12 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     held: list[Any] = [*map(state.get, params)]
     if not held or not all(held):
         return None  # nothing to step, or the first step of some
-    if not group["momentum"] and "first_moment" in held[0]:
+    if not group["momentum"] and ("first_moment" in held[0] or "step_moment" in held[0]):
         return None  # the first step without momentum, which drops them
     try:
-        names = _MOMENTS[group["second_moment"]] + (("first_moment",) if group["momentum"] else ())
-        moments = [each[name] for name in names for each in held]
+        moments = [each[name] for name in _MOMENTS[group["second_moment"]] for each in held]
+        if group["momentum"]:
+            moments += [each["step_moment"] if "step_moment" in each else each["first_moment"] for each in held]
     except KeyError:
         return None  # the first step with this kind of moment
     here = params

@@ -46,7 +46,7 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     params = dict(zip(order, (p for group in optimizer.param_groups for p in group["params"]), strict=False))
     shielded = {}
     for index, state in state_dict["state"].items():
-        for moment in (state.get("first_moment"), state.get("second_moment")):
+        for moment in (state.get(name) for name in (*held.MEANS, "second_moment")):
             if index in params and moment is not None and moment.shape != groups.as_real(params[index]).shape:
                 raise ValueError(
                     f"a moment of parameter {index} has shape {tuple(moment.shape)} where the parameter has "

@@ -104,10 +104,12 @@ def madam_(
             if second_moment is not None and phase is not None and exponents:
                 held = moment8.Piece(second_moment, exponents[i][first // moment8.GROUP :], phase, begin + first)
             average = None if mean is None or phase is None else Mean(mean, phase, begin + first)
-            u, usable = direction_(
+            u, usable, new_mean, _ = direction_(
                 grad, average, held, corrections, nonfinite[i], momentum=momentum, beta=beta, max_step=max_step,
                 maximize=maximize,
             )  # fmt: skip
+            if average is not None and new_mean is not None:
+                average.store_(new_mean)
             old = w.float() if narrow else w
             new = moved(old, u.to(old.dtype).mul_(lr).clamp_(-MAX_LOG_STEP, MAX_LOG_STEP), width)
             if factor is not None:
@@ -161,17 +163,22 @@ def madam_coded_(
 ) -> None:
     """Step coded tensors in place: k <- k + round(s u lr / spacing), kept on the ladder. No float weight appears.
 
+    With momentum, ``means`` are of steps, g lr / spacing, and what stochastic rounding drops of a step goes into them,
+    to come with the next ones. So codes stay near where floats would be, instead of walking away at random.
+
     ``means`` and ``moments`` have their parameter's shape and strides; the other arguments are those of :func:`madam_`.
     """
     for i, coding in enumerate(codings):
         steps[i].add_(1)
         ladder = coding.format
-        rate = lr / ladder.spacing
-        pull = (
-            torch.as_tensor(rate, dtype=torch.float32) * weight_decay if weight_decay else 0.0
-        )  # rounded as in kernels
+        rate = torch.as_tensor(lr / ladder.spacing, dtype=torch.float32)  # rounded as in kernels
+        pull = rate * weight_decay if weight_decay else 0.0
         stochastic = (rounding or ladder.default_rounding) == "stochastic"
         corrections = _corrections(steps[i], momentum, beta, bias_correction)
+        # Of what rounding drops, this times gbar in the mean adds it to the steps to come, a tenth to the next.
+        returned: float | Tensor = (1 - momentum) / momentum if momentum else 0.0
+        if corrections[0] is not None:
+            returned = corrections[0] * returned
         gradient = coding.matrix(grads[i])
         mean = coding.matrix(means[i]) if means else None
         second_moment = coding.matrix(moments[i]) if moments else None
@@ -187,16 +194,21 @@ def madam_coded_(
                 own = exponents[i][moment8.count_groups((first, coding.columns)) :]
                 held = moment8.Piece(held, own, phase, place, is_matrix=True)
             average = None if mean is None or phase is None else Mean(mean[rows], phase, place)
-            u, usable = direction_(
-                gradient[rows], average, held, corrections, nonfinite[i],
-                momentum=momentum, beta=beta, max_step=max_step, maximize=maximize,
+            u, usable, new_mean, usual = direction_(
+                gradient[rows], average, held, corrections, nonfinite[i], momentum=momentum, beta=beta,
+                max_step=max_step, maximize=maximize, rate=None if average is None else rate,
             )  # fmt: skip
             bits = noise.shared_bits(u.shape, streams[i], steps[i], place) if stochastic else None
             own_planes = [plane[rows] for plane in planes[i]]
             old = coding.unpack(own_planes, first)
-            codes = ladder.climbed(old, u, rate, pull, bits)
+            codes, dropped = ladder.climbed(old, u, rate if average is None else 1.0, pull, bits)
             if usable is not None:
                 codes = torch.where(usable, codes, old)
+            if average is not None and new_mean is not None:
+                if stochastic and usual is not None:
+                    back = dropped * (usual * returned)
+                    new_mean = new_mean + (back if usable is None else torch.where(usable, back, 0.0))
+                average.store_(new_mean)
             # The plane of signs comes last, and signs are frozen.
             for plane, new in zip(own_planes, coding.pack_k(codes), strict=False):
                 plane.copy_(new)
@@ -220,9 +232,11 @@ def direction_(
     beta: float,
     max_step: float,
     maximize: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Fold a gradient into its moments; return u, in float32, and where it means something; None: everywhere.
+    rate: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Fold a gradient into its second moment; return u, in float32, and where it means something; None: everywhere.
 
+    And the first moment, which is not stored yet, and gbar. With a ``rate`` the mean is one of steps, and u as well.
     Without a second moment u = sign g, or the sign of the mean, where there is one.
     """
     # Float32 is where the second moment lives, whatever the parameter and its gradient are.
@@ -231,10 +245,11 @@ def direction_(
     usable = moment.usable(square)
     if usable is not None:
         nonfinite.add_((~usable).sum())
+    new = None
     if mean is not None:
-        grad = mean.fold_(grad, usable, momentum=momentum)
+        new = grad = mean.folded(grad, usable, momentum=momentum, rate=rate)
     if second_moment is None:
-        return torch.sign(grad), usable
+        return torch.sign(grad) * (1.0 if rate is None else rate), usable, new, None
     value = second_moment.decoded() if isinstance(second_moment, moment8.Piece) else second_moment
     moment.fold_(value, square, usable, beta=beta)
     if isinstance(second_moment, moment8.Piece):
@@ -242,7 +257,9 @@ def direction_(
     of_mean, of_square = corrections
     if of_mean is not None:
         grad = grad / of_mean
-    return moment.normalised(grad, value, of_square, max_step=max_step), usable
+    usual = None if rate is None else moment.rms(value, of_square)
+    u = moment.normalised(grad, value, of_square, max_step=max_step if rate is None else rate * max_step)
+    return u, usable, new, usual
 
 
 def _pieces(

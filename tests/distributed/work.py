@@ -138,7 +138,7 @@ def fsdp_steps_equal_one_process(rank, kinds=KINDS):
                 assert_same(model, reference)
             for p, q in zip(model.parameters(), reference.parameters(), strict=True):
                 ours, own = optimizer.state[p], theirs.state[q]
-                for name in own.keys() & {"first_moment", "second_moment"}:
+                for name in own.keys() & {"first_moment", "step_moment", "second_moment"}:
                     assert torch.equal(ours[name].full_tensor(), own[name])
                 if "scale" in own:
                     torch.testing.assert_close(ours["scale"], own["scale"], rtol=1e-6, atol=0)
@@ -343,10 +343,10 @@ def goes_on(model, optimizer, reference, theirs):
         ours, own = optimizer.state[p], theirs.state[q]
         assert ours["index"] == own["index"]
         assert float(ours["step"]) == float(own["step"]) == 5
-        if "first_moment" in own:
-            mean = ours["first_moment"].full_tensor() if shards.is_sharded(p) else ours["first_moment"]
+        for name in own.keys() & {"first_moment", "step_moment"}:
+            mean = ours[name].full_tensor() if shards.is_sharded(p) else ours[name]
             assert mean.dtype == torch.bfloat16
-            assert torch.equal(mean, own["first_moment"])
+            assert torch.equal(mean, own[name])
         if "second_moment" in own:
             moments = [held.as_float(state, tensor) for state, tensor in ((ours, p), (own, q))]
             moment = moments[0].full_tensor() if shards.is_sharded(p) else moments[0]

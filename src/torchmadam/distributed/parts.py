@@ -49,8 +49,7 @@ def of_optimizer(model: nn.Module, optimizer: Madam) -> tuple[dict[str, Tensor],
         tensors |= {f"{at}.step": state["step"], f"{at}.nonfinite": count}
         if "scale" in state:
             tensors[f"{at}.scale"] = state["scale"]
-        if "first_moment" in state:
-            tensors[f"{at}.first_moment"] = state["first_moment"]
+        tensors |= {f"{at}.{name}": state[name] for name in held.MEANS if name in state}
         if "second_moment" in state:
             tensors[f"{at}.second_moment"] = held.as_float(state, p)
     described = []
@@ -123,7 +122,7 @@ class Filling:
         state: dict[str, Any] = {"index": kept["index"]}
         if kept["crossing"] is not None:
             state["crossing"] = kept["crossing"]
-        for key in ("step", "nonfinite", "scale", "first_moment", "second_moment"):
+        for key in ("step", "nonfinite", "scale", *held.MEANS, "second_moment"):
             at = f"{OPTIMIZER}{name}.{key}"
             if at in names:
                 dtype = names[at].properties.dtype

@@ -1,9 +1,9 @@
 """Pieces of the rule as Triton functions. Each mirrors a reference: noise.py, moment.py, update.py or ladder/format.py.
 
-Codes must come out exactly as the reference makes them, and exactly rounded division and square root are slow. So a
-step of codes is first made with a fast reciprocal root; only blocks in which some weight came so close to a rounding's
-threshold that the error could matter, one in fifty or so, are done again in the reference's own arithmetic. Kernels
-that have to agree with it are launched with ``enable_fp_fusion=False``.
+Codes must come out exactly as the reference makes them, given its moments, and exactly rounded division and square root
+are slow. So a step of codes is first made with a fast reciprocal root; only blocks in which some weight came so close
+to a rounding's threshold that the error could matter, one in fifty or so, are done again in the reference's own
+arithmetic. Kernels that have to agree with it are launched with ``enable_fp_fusion=False``.
 """
 
 import triton

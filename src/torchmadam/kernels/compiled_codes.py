@@ -23,7 +23,8 @@ class _Rule(ctypes.Structure):
     _fields_ = (
         ("planes", ctypes.c_int32), ("widths", ctypes.c_int32 * _PLANES),
         *((n, ctypes.c_int32) for n in ("top", "is_signed", "signs", "stochastic", "narrow", "maximize")),
-        *((name, ctypes.c_float) for name in ("momentum", "recent", "beta", "fresh", "max_step", "rate", "pull")),
+        *((name, ctypes.c_float) for name in ("momentum", "recent", "returned", "beta", "fresh", "max_step")),
+        ("rate", ctypes.c_float), ("pull", ctypes.c_float),
         ("tanhs", ctypes.c_void_p),
     )  # fmt: skip
 
@@ -76,7 +77,8 @@ def coded_step(
     rule = _Rule(
         len(k_widths), (ctypes.c_int32 * _PLANES)(*k_widths), ladder.top, ladder.is_signed,
         1 if in_plane else 2 if signs == SEED else 0, (rounding or ladder.default_rounding) == "stochastic", narrow,
-        maximize, momentum, 1 - momentum, beta, 1 - beta, max_step, rate, pull,
+        maximize, momentum, 1 - momentum, (1 - momentum) / momentum if momentum else 0.0, beta, 1 - beta, max_step,
+        rate, pull,
         None if tanhs is None else tanhs.data_ptr(),
     )  # fmt: skip
     corrections: list[Any] = [(1.0, 1.0)] * len(codings)

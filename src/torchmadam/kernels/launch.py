@@ -221,7 +221,8 @@ def coded_step(
             {
                 "table": table, "blocks": blocks, "clock": clock, **ln_beta, **_logarithm("log_momentum", momentum),
                 "lr_at": lr if isinstance(lr, Tensor) else clock, "lr": 0.0, "spacing": ladder.spacing,
-                "middle": float(ladder.top), "momentum": momentum, "recent": 1 - momentum, "beta": beta,
+                "middle": float(ladder.top), "momentum": momentum, "recent": 1 - momentum,
+                "returned": (1 - momentum) / momentum if momentum else 0.0, "beta": beta,
                 "fresh": 1 - beta, "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
                 "HAS_MEAN": bool(means), "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents),
                 "CORRECT": bias_correction and max(momentum, beta) > 0,

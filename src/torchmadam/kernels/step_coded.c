@@ -20,7 +20,7 @@ typedef struct {
     int32_t stochastic; /* rounding */
     int32_t narrow;     /* gradients are bfloat16 */
     int32_t maximize;
-    float momentum, recent; /* recent = 1 - momentum */
+    float momentum, recent, returned; /* recent = 1 - momentum, returned = recent / momentum */
     float beta, fresh, max_step;
     float rate;         /* lr / spacing */
     float pull;         /* rate times weight decay */
@@ -106,9 +106,11 @@ static inline uint16_t narrowed(float x, uint32_t position, uint32_t phase) {
     return (uint16_t)((bits + ((position * 0xC2B2AE35u + phase) >> 16)) >> 16);
 }
 
-/* u, and 1 where a gradient can be used. Returns how many cannot. */
+/* u times the rate, and 1 where a gradient can be used. Returns how many cannot. Means, of steps, are not stored yet;
+usual is what a gradient's size usually is. */
 static inline int directions(
-    const Rule *r, const Codes *t, int64_t at, int count, float *restrict u, int32_t *restrict usable
+    const Rule *r, const Codes *t, int64_t at, int count, float *restrict u, int32_t *restrict usable,
+    float *restrict new_means, float *restrict usual
 ) {
     float g[BLOCK], square[BLOCK], *restrict moments = t->moments;
     int bad = 0;
@@ -125,19 +127,22 @@ static inline int directions(
         usable[j] = square[j] <= 0x1p126f; /* moment.LARGEST */
         bad += !usable[j];
     }
-    if (t->means) { /* from here on g is the mean */
-        uint16_t *restrict means = t->means + at;
+    float rate = r->rate, most = r->max_step;
+    if (t->means) { /* from here on g is the mean, and has the rate in it */
+        const uint16_t *restrict means = t->means + at;
+        float share = r->rate * r->recent;
         for (int j = 0; j < count; j++) {
             float mean = widened(means[j]);
-            float folded = mean * r->momentum + g[j] * r->recent;
-            g[j] = usable[j] ? folded : mean;
-            means[j] = narrowed(g[j], (uint32_t)(t->first + at) + (uint32_t)j, t->phase);
-            g[j] /= t->mean_correction;
+            float folded = mean * r->momentum + g[j] * share;
+            new_means[j] = usable[j] ? folded : mean;
+            g[j] = new_means[j] / t->mean_correction;
         }
+        rate = 1.0f;
+        most = r->rate * r->max_step;
     }
     if (!moments) {
         for (int j = 0; j < count; j++)
-            u[j] = g[j] > 0.0f ? 1.0f : g[j] < 0.0f ? -1.0f : 0.0f;
+            u[j] = (g[j] > 0.0f ? 1.0f : g[j] < 0.0f ? -1.0f : 0.0f) * r->rate;
         return bad;
     }
     for (int j = 0; j < count; j++) {
@@ -145,10 +150,11 @@ static inline int directions(
         float folded = v * r->beta + square[j] * r->fresh;
         v = usable[j] ? folded : v;
         moments[at + j] = v;
-        float x = g[j] / sqrtf(v / t->correction);
+        usual[j] = sqrtf(v / t->correction);
+        float x = g[j] / usual[j];
         x = fabsf(x) <= 0x1.fffffep127f ? x : 0.0f; /* neither infinite nor not a number */
-        x = x > r->max_step ? r->max_step : x;
-        u[j] = x < -r->max_step ? -r->max_step : x;
+        x = x > most ? most : x;
+        u[j] = (x < -most ? -most : x) * rate;
     }
     return bad;
 }
@@ -166,9 +172,9 @@ static inline void dither(const Codes *t, int64_t at, int count, float *restrict
 static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t column) {
     int count = (int)(t->columns - column < BLOCK ? t->columns - column : BLOCK);
     int64_t at = row * t->columns + column;
-    float u[BLOCK], move[BLOCK];
+    float u[BLOCK], move[BLOCK], new_means[BLOCK], usual[BLOCK];
     int32_t old[BLOCK] = {0}, codes[BLOCK] = {0}, negative[BLOCK] = {0}, usable[BLOCK];
-    int bad = directions(r, t, at, count, u, usable);
+    int bad = directions(r, t, at, count, u, usable, new_means, usual);
 
     uint8_t *places[MOST_PLANES];
     for (int p = 0; p < r->planes; p++) {
@@ -177,7 +183,7 @@ static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t colu
     }
     if (r->is_signed) {
         for (int j = 0; j < count; j++)
-            move[j] = u[j] * -r->rate;
+            move[j] = -u[j];
         if (r->tanhs)
             for (int j = 0; j < count; j++)
                 move[j] -= r->tanhs[old[j]] * r->pull;
@@ -190,11 +196,20 @@ static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t colu
                 negative[j] = (int32_t)(bits >> 31);
             }
         for (int j = 0; j < count; j++)
-            move[j] = u[j] * (float)(1 - 2 * negative[j]) * r->rate + r->pull;
+            move[j] = u[j] * (float)(1 - 2 * negative[j]) + r->pull;
     }
     if (r->stochastic) {
         float between[BLOCK];
         dither(t, at, count, between);
+        if (t->means && t->moments) { /* what rounding drops comes with the steps to come */
+            float returned = t->mean_correction * r->returned;
+            for (int j = 0; j < count; j++) {
+                float dropped = move[j] - floorf(move[j] + between[j]);
+                dropped = r->is_signed || negative[j] ? -dropped : dropped;
+                float sum = new_means[j] + dropped * (usual[j] * returned);
+                new_means[j] = usable[j] ? sum : new_means[j];
+            }
+        }
         for (int j = 0; j < count; j++)
             move[j] = floorf(move[j] + between[j]);
     } else
@@ -208,6 +223,11 @@ static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t colu
         codes[j] = usable[j] ? (int32_t)k : old[j];
     }
 
+    if (t->means) {
+        uint16_t *restrict means = t->means + at;
+        for (int j = 0; j < count; j++)
+            means[j] = narrowed(new_means[j], (uint32_t)(t->first + at) + (uint32_t)j, t->phase);
+    }
     int shift = 0;
     for (int p = r->planes - 1; p >= 0; shift += r->widths[p--])
         pack(places[p], codes, count, r->widths[p], shift);

@@ -68,6 +68,16 @@ def directed(
 
 
 @triton.jit
+def dropped(move, by, negative, SIGNED: tl.constexpr, TURN: tl.constexpr):
+    """What rounding left of a step, in the direction of u (LadderFormat.climbed), from a move of :func:`directed`."""
+    whole = by.to(tl.float32, bitcast=True) - 12582912.0
+    rest = tl.fma(move, 32768.0, whole if SIGNED else -whole)
+    if TURN > 0:
+        rest = (rest.to(tl.int32, bitcast=True) ^ (negative & -2147483648)).to(tl.float32, bitcast=True)
+    return rest
+
+
+@triton.jit
 def halves(pairs, sign_words, group, TURN: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
     """Gradients as float32, from words of two bfloat16, the upper half of it each.
 
@@ -161,7 +171,7 @@ def opened(
 @triton.jit
 def coded_kernel(
     table, blocks, clock, log_beta, log_beta_rest, log_momentum, log_momentum_rest, lr_at, lr, spacing, middle,
-    momentum, recent, beta, fresh, max_step, decay,
+    momentum, recent, returned, beta, fresh, max_step, decay,
     G: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
     DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
     SIGNED: tl.constexpr, TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
@@ -175,6 +185,9 @@ def coded_kernel(
     moment is codes as well. EVEN: all matrices are FLAT and end with a block. PTX: see :func:`permuted`.
 
     A block is loaded while the one before it is worked on.
+
+    What rounding drops of a step goes into the mean as the fast arithmetic has it, whether a block is doubtful or not:
+    so means do not depend on which weights share a block, though their last bits may not be the reference's.
     """
     GROUPS: tl.constexpr = BLOCK // LANES
     LAST: tl.constexpr = 2 * TOP if SIGNED else TOP
@@ -209,12 +222,16 @@ def coded_kernel(
 
     inverse = inverse if CORRECT else inverse * 0 + 1
     of_mean = inverse
+    speed, most = rate * 1.0, max_step * 1.0  # of u, to be multiplied with; and its largest size
     if HAS_MEAN:  # u has it above the line, and the moment's root below
         of_mean = mean_correction(at, log_momentum, log_momentum_rest, ALONE) if CORRECT else inverse * 0 + 1
         inverse = inverse * (of_mean * of_mean)
+        recent = recent * rate  # means are of steps
+        speed, most = rate * 0.0 + 1.0, max_step * rate
     factor, share, most_moment, least_moment, least_grad, least_exponent = fast_constants(
-        inverse, rate, beta, fresh, max_step, HAS_MOMENT
+        inverse, speed, beta, fresh, tl.maximum(most, 1e-18) if HAS_MEAN else most, HAS_MOMENT
     )
+    FEEDS: tl.constexpr = HAS_MEAN and HAS_MOMENT and STOCHASTIC
 
     grad, held, exponents, words0, words1, words2, words3, sign_words = load_block(
         first, gradients, moments, exponents_at, signs, plane0, plane1, plane2, plane3, rows, columns, exponents_end,
@@ -248,6 +265,9 @@ def coded_kernel(
         move = directed(move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS)
         lost = rate * decay * 6.103515625e-05 if DECAYS else 0.0
         by, doubt = fast_rounded(move, lost, bits, SIGNED, STOCHASTIC)
+        back = move
+        if FEEDS:
+            back = dropped(move, by, negative, SIGNED, TURN) * (tl.sqrt(moment * inverse) * returned)
 
         largest = tl.zeros([EXPONENTS], tl.int32)
         worst = tl.max(doubt.to(tl.int32, bitcast=True), 1)[:, None]
@@ -297,16 +317,38 @@ def coded_kernel(
                 mean = widened(fetch(means + start + element, mask, EVEN))
                 g = tl.where(usable, averaged(g, mean, momentum, recent), mean)
                 towards = tl.div_rn(g, of_mean)
-            u = tl.where(usable, direction(towards, held, correction, max_step, HAS_MOMENT, CORRECT), 0.0)
-            exact = directed(u * rate, same_k, negative, rate * decay, spacing, middle, SIGNED, TURN, DECAYS)
+            u = tl.where(usable, direction(towards, held, correction, most, HAS_MOMENT, CORRECT), 0.0)
+            exact = directed(
+                u * (speed if HAS_MOMENT else rate),
+                same_k,
+                negative,
+                rate * decay,
+                spacing,
+                middle,
+                SIGNED,
+                TURN,
+                DECAYS,
+            )
             rungs = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0)
             by = tl.minimum(tl.maximum(rungs, -1048576.0), 1048576.0).to(tl.int32) + WHOLE  # no ladder is as long
             # ``by``, never zero, says which threads count; else the compiler would hand all gradients to other ones.
+            if FEEDS:
+                again = fast_move(g, g * g, moment, factor, share, rate, HAS_MOMENT)
+                again = directed(
+                    again, same_k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS
+                )  # fmt: skip
+                rest = dropped(again, by, negative, SIGNED, TURN)
+                large = tl.maximum(moment, g * g * share).to(tl.uint32, bitcast=True) > most_moment
+                fine = ((moment >= least_moment) | (g == 0)) & (large == 0)
+                rest = tl.where(fine, rest, dropped(exact * 3.0517578125e-05, by, negative, SIGNED, TURN))
+                rest = tl.where(usable, rest, 0.0)
+                back = rest * (tl.sqrt(moment * inverse) * returned)
             bad = mask & (tl.where(usable, 0, by) != 0)
             count_bad(at + 4, tl.sum(tl.sum(bad.to(tl.int32), 1), 0))
             if EIGHT:
                 largest = largest_bits(moment, EXPONENTS, GROUPS, LANES)
         if HAS_MEAN:
+            g = g + back if FEEDS else g
             put(means + start + element, upper_bits(g, (begin + start.to(INDEX)) + element, phase), mask, EVEN)
         if EIGHT:
             position = (begin + start.to(INDEX)) + element

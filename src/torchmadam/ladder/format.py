@@ -179,8 +179,10 @@ class LadderFormat:
 
     def climbed(
         self, codes: Tensor, u: Tensor, rate: float | Tensor, decay: float | Tensor, bits: Tensor | None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """The codes after one step of Madam: k moves by the rounded u lr / spacing, and stays on the ladder.
+
+        And by how much u lr / spacing would have to be larger for what rounding took away.
 
         Args:
             codes: int32 codes.
@@ -195,10 +197,13 @@ class LadderFormat:
             if isinstance(decay, Tensor) or decay:
                 # w <- w exp(-lr decay) moves x = asinh(w / beta_w) by -lr decay tanh x.
                 move = move - torch.tanh(k.float() * self.spacing) * decay
-            return (k + rounded(move, bits)).clamp(-self.top, self.top).to(torch.int32) + self.top
+            whole = rounded(move, bits)
+            return (k + whole).clamp(-self.top, self.top).to(torch.int32) + self.top, whole - move
         k, sign = self.split(codes)
-        moved = (k + rounded(u * sign * rate + decay, bits)).clamp(0, self.top).to(torch.int32)
-        return moved | (codes & (1 << self.code_bits))
+        move = u * sign * rate + decay
+        whole = rounded(move, bits)
+        moved = (k + whole).clamp(0, self.top).to(torch.int32)
+        return moved | (codes & (1 << self.code_bits)), (move - whole) * sign
 
     def at_upper_end(self, codes: Tensor) -> Tensor:
         """True where a weight is as large as the ladder allows."""
