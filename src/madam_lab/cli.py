@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import os
 import re
 import sys
@@ -76,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
         "--scales", type=Path, help="a safetensors file or state dict whose tensors lend Madam their scales"
     )
     run.add_argument("--keep", type=Path, help="folder for the trained weights, as safetensors files (default: none)")
+    run.add_argument("--at-once", type=_count, default=1, help="how many runs side by side, in processes (default: 1)")
+    run.add_argument(
+        "--ahead", type=_seconds, default=0.0,
+        help="begin the next run when one needs no more than this, such as 16s, in a process of its own (default: 0s)",
+    )  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="no progress, only results")
     _results(run)
 
@@ -128,6 +134,12 @@ def _seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs; use 1 or more")
+    return int(text)
+
+
 def _override(text: str) -> tuple[str, Any]:
     key, found, value = text.partition("=")
     if not found:
@@ -172,7 +184,7 @@ def _chosen(patterns: Sequence[str]) -> list[Any]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from madam_lab import data, queue, ranks
+    from madam_lab import data, pool, queue, ranks
 
     overrides = dict(_override(text) for text in options.set)
     if options.scales is not None:
@@ -185,7 +197,12 @@ def _run(options: argparse.Namespace) -> int:
     seeds = [int(seed) for seed in options.seed.split(",")]
     with ranks.joined(_device(options.device)) as device:
         first = ranks.here().is_first
-        outcome = queue.work(
+        work: Any = queue.work
+        if options.at_once > 1 or options.ahead:
+            if ranks.here().are_many:
+                raise ValueError("--at-once and --ahead are for runs of one process each, not under torchrun")
+            work = functools.partial(pool.work, at_once=options.at_once, ahead=options.ahead)
+        outcome = work(
             chosen,
             seeds,
             data=data.root(options.data),
@@ -200,10 +217,11 @@ def _run(options: argparse.Namespace) -> int:
             quiet=options.quiet,
         )
     if first:
-        print(f"{len(outcome.done)} done, {len(outcome.skipped)} were done before, {len(outcome.left)} left")
+        failed = f", {len(outcome.failed)} failed" if outcome.failed else ""
+        print(f"{len(outcome.done)} done, {len(outcome.skipped)} were done before, {len(outcome.left)} left{failed}")
     if outcome.left and first:
         print(f"next: {outcome.left[0]}; the same command goes on")
-    return 130 if outcome.signalled else 0
+    return 130 if outcome.signalled else 1 if outcome.failed else 0
 
 
 def _device(name: str | None) -> Any:

@@ -24,6 +24,7 @@ class Outcome:
     done: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # of several processes; a single one ends with the first failure
     signalled: bool = False
 
 
@@ -42,11 +43,12 @@ def work(
     keep: Path | None = None,
     quiet: bool = False,
     say: Callable[[str], None] = print,
+    left: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Run every recipe or study with every seed, the first seed of all of them first.
 
     A run whose record is there is not repeated. When the budget (in seconds) is spent, or a signal comes, the run in
-    progress saves itself; the same call goes on from there.
+    progress saves itself; the same call goes on from there. ``left`` is told how many seconds a run still needs.
     """
     limits = Limits(deadline=time.monotonic() + budget, save_every=save_every)
     outcome = Outcome()
@@ -77,7 +79,7 @@ def work(
                             outcome.done.append(label)
                             say(described(record))
                             continue
-                        progress = Progress(label, recipe.epochs, quiet)
+                        progress = Progress(label, recipe.epochs, quiet, left)
                         try:
                             run = Run(
                                 recipe, seed, data=data, device=device, folder=folder, results=results,

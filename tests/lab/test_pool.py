@@ -1,0 +1,115 @@
+"""Runs in processes of their own."""
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+
+from madam_lab import pool, queue, ranks, recipes, records
+from madam_lab.cli import main
+from madam_lab.queue import Outcome
+
+
+def _places(folder):
+    return ["--results", str(folder / "r"), "--runs", str(folder / "u"), "--device", "cpu"]
+
+
+def test_runs_side_by_side_are_the_runs_one_after_another(tmp_path, capsys):
+    chosen = [recipes.get(f"digits_{kind}").overridden({"epochs": 2}) for kind in ("sgd", "madam_12bit")]
+    queue.work(chosen, [0], results=tmp_path / "alone", folder=tmp_path / "runs", quiet=True)
+    arguments = ["run", "digits_sgd", "digits_madam_12bit", "--set", "epochs=2", "--at-once", "2", *_places(tmp_path)]
+    assert main(arguments) == 0
+    assert "2 done, 0 were done before, 0 left" in capsys.readouterr().out
+    for recipe in chosen:
+        alone, beside = (
+            records.read(records.path_of(recipe.name, 0, folder)) for folder in (tmp_path / "alone", tmp_path / "r")
+        )
+        assert beside["curve"] == alone["curve"]
+    assert main(arguments) == 0
+    assert "0 done, 2 were done before, 0 left" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capfd):
+    blocked = tmp_path / "r" / "digits_sgd+epochs=1"
+    blocked.parent.mkdir()
+    blocked.write_text("a file where the record's folder should be")
+    arguments = ["run", "digits_sgd", "digits_adam", "--set", "epochs=1", "--ahead", "1s", *_places(tmp_path)]
+    assert main(arguments) == 1
+    said = capfd.readouterr()
+    assert "digits_sgd+epochs=1 seed 0: failed" in said.out
+    assert "1 done, 0 were done before, 0 left, 1 failed" in said.out
+    assert "Traceback" in said.err
+
+
+def test_a_signal_makes_all_runs_save_themselves(tmp_path):
+    command = [sys.executable, "-u", "-m", "madam_lab", "run", "digits_sgd", "--seeds", "0,1,2", "--at-once", "2"]
+    with subprocess.Popen(
+        [*command, "--set", "epochs=100000", *_places(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = ""
+        while not all(f"seed {seed}: epoch 1/" in said for seed in (0, 1)):
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        process.send_signal(signal.SIGTERM)
+        said = process.stdout.read()
+    assert process.returncode == 130
+    assert "0 done, 0 were done before, 3 left" in said
+    assert sorted(path.name for path in (tmp_path / "u").rglob("*.pt")) == ["0.pt", "1.pt"]
+
+
+class _Scripted:
+    """Runs that say what a test tells them to, instead of training."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.ends: dict[str, Any] = {}
+        monkeypatch.setattr(pool, "_begun", self._begin)
+        self.told = lambda label: None
+
+    def _begin(self, recipe, seed, how):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        label = f"{recipe.name} seed {seed}"
+        self.begun.append(label)
+        self.ends[label] = theirs
+        self.told(label)
+        return pool._Worker(label, types.SimpleNamespace(join=lambda: None), ours)
+
+    def end(self, label):
+        if not self.ends[label].closed:
+            self.ends[label].send(Outcome(done=[label]))
+            self.ends[label].close()
+
+
+@pytest.mark.parametrize(("left", "overlap"), [(60.0, False), (15.0, True)])
+def test_the_next_run_begins_when_the_last_one_nears_its_end(monkeypatch, tmp_path, left, overlap):
+    scripted = _Scripted(monkeypatch)
+    first, second = "digits_sgd seed 0", "digits_adam seed 0"
+    running_then: list[bool] = []
+
+    def told(label):
+        if label == first:
+            scripted.ends[first].send(left)
+            threading.Timer(1.5, scripted.end, [first]).start()
+        else:
+            running_then.append(not scripted.ends[first].closed)
+            scripted.end(first)
+            scripted.end(second)
+
+    scripted.told = told
+    chosen = [recipes.get("digits_sgd"), recipes.get("digits_adam")]
+    outcome = pool.work(chosen, [0], at_once=1, ahead=16.0, results=tmp_path)
+    assert outcome.done == [first, second]
+    assert running_then == [overlap]
+
+
+def test_ranks_of_one_run_are_not_runs_at_once(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("madam_lab.ranks.here", lambda: ranks.Ranks(0, 2))
+    assert main(["run", "digits_sgd", "--at-once", "2", *_places(tmp_path)]) == 1
+    assert "not under torchrun" in capsys.readouterr().err
