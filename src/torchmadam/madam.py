@@ -32,7 +32,8 @@ class Madam(Optimizer):
             a float or a 1-element tensor.
         beta: the memory of the second moment [beta].
         momentum: the memory of the first moment, a mean of the gradient that steps follow instead of the last one;
-            in two bytes a weight. 0: none, as in the paper, and no state for it.
+            in two bytes a weight. 0: none, as in the paper, and no state for it. For codes it is a mean of steps, each
+            with the ``lr`` that it was made with, and also holds what stochastic rounding drops, for the steps to come.
         max_step: the largest step in units of ``lr`` [eta*/eta].
         bound: weights are clamped to this many times their tensor's initial RMS [sigma*/sigma]; None: no clamp.
         crossing: steps are additive for weights smaller than ``crossing`` times the clamp (times sigma, where there is
@@ -43,8 +44,9 @@ class Madam(Optimizer):
         zero_scale: sigma of tensors that are all zeros (biases, mostly). They follow the rule with crossing 1 even if
             ``crossing`` is 0, since nothing multiplied by zero moves. 0 leaves them at zero.
         second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
-            quarter; or "none" for the sign of g, or of its mean; without momentum that is the rule of the paper's
-            theorem, with no state per weight.
+            quarter; or "none" for the sign of g, or of its mean, which moves a weight by whole steps for a hundred
+            steps or two after its last gradient (rows of an embedding, say), and takes nothing of what rounding drops;
+            with ``momentum=0`` that is the rule of the paper's theorem, with no state per weight.
         bias_correction: divide the second moment by 1 - beta^t. The paper's text has none; its experiments did.
         rounding: of codes, for which None is their ladder's own; and of bfloat16 and float16 parameters, for which None
             is "stochastic". Under "nearest", relative steps below 0.4 % (bfloat16) or 0.05 % (float16) round away, so

@@ -10,6 +10,20 @@ from torchmadam import noise
 _PLACES = 0xC2B2AE35 - 2**32  # any odd number with well mixed bits, other than that of 8-bit moments
 
 
+def returned(momentum: float) -> float:
+    """How much a mean has to hold, of what is to come with the next steps: a tenth of it with the next one, at 0.9.
+
+    (1 - m) / m, of which m is left in the next step and again in each after it, so that all of it has come in the end.
+    A small m would have to hold more than all of it, and owe too much if m grew; there less comes.
+    """
+    return min((1 - momentum) / momentum, 1.0) if momentum else 0.0
+
+
+def room(momentum: float) -> float:
+    """The largest part of what is held that comes with a single step."""
+    return momentum * returned(momentum)
+
+
 @dataclass(frozen=True)
 class Mean:
     """A part of a parameter's first moment.
@@ -30,14 +44,14 @@ class Mean:
     phase: Tensor
     first: int
 
-    def folded(self, grad: Tensor, where: Tensor | None, *, momentum: float, rate: Tensor | None = None) -> Tensor:
+    def folded(self, grad: Tensor, where: Tensor | None, *, momentum: float, pace: Tensor | None = None) -> Tensor:
         """momentum m + (1 - momentum) g, for the elements in ``where`` only, in float32.
 
-        With a ``rate``, that of codes: m is a mean of steps, rate times g, so that each step keeps the rate that it was
-        made with.
+        With a ``pace``, the lr of codes: m is a mean of steps, lr g, so that each step keeps the lr that it was made
+        with.
         """
         held = self.value.float()
-        new = held * momentum + grad * (1 - momentum if rate is None else rate * (1 - momentum))
+        new = held * momentum + grad * (1 - momentum if pace is None else pace * (1 - momentum))
         return new if where is None else torch.where(where, new, held)
 
     def store_(self, new: Tensor) -> None:

@@ -12,13 +12,14 @@ take the same step in whole rungs of their ladder.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchmadam import moment, moment8, noise
 from torchmadam.ladder.layout import CodeLayout
-from torchmadam.mean import Mean
+from torchmadam.mean import Mean, returned, room
 
 # exp(80) = 5.5e34 is finite in float32, with room for a weight in front of it.
 MAX_LOG_STEP = 80.0
@@ -141,6 +142,40 @@ def clamped(new: Tensor, old: Tensor, least: Tensor, most: Tensor, *, frozen: bo
     return torch.maximum(new, -most).clamp_(max=most)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """The sizes of a step of codes, rounded to float32 where kernels round them.
+
+    Attributes:
+        mean: lr, which means have in them, and then u as well; None: there are none.
+        most: the largest u.
+        rate: rungs for each of u.
+        pull: rungs by which a weight far from zero decays.
+        returned: what a mean gets, in units of gbar, of each rung that rounding dropped.
+    """
+
+    mean: Tensor | None
+    most: float | Tensor
+    rate: float | Tensor
+    pull: float | Tensor
+    returned: float
+
+    @classmethod
+    def of(
+        cls, lr: float | Tensor, spacing: float, *, momentum: float, max_step: float, weight_decay: float, feeds: bool
+    ) -> "Pace":
+        """Of a ladder with this spacing. ``feeds``: what rounding drops goes into the mean."""
+        rate = torch.as_tensor(lr / spacing, dtype=torch.float32)
+        pull = rate * weight_decay if weight_decay else 0.0
+        if not momentum:
+            return cls(None, max_step, rate, pull, 0.0)
+        mean = rate * spacing
+        # With room for a rung that is owed: else a whole one would come back in part, a small part of one wholly, and
+        # roundings would not cancel.
+        most = mean * max_step + (rate > 0).float() * (room(momentum) * spacing if feeds else 0.0)
+        return cls(mean, most, 1 / spacing, pull, returned(momentum) * spacing if feeds else 0.0)
+
+
 def madam_coded_(
     planes: Sequence[Sequence[Tensor]],
     codings: Sequence[CodeLayout],
@@ -163,22 +198,22 @@ def madam_coded_(
 ) -> None:
     """Step coded tensors in place: k <- k + round(s u lr / spacing), kept on the ladder. No float weight appears.
 
-    With momentum, ``means`` are of steps, g lr / spacing, and what stochastic rounding drops of a step goes into them,
-    to come with the next ones. So codes stay near where floats would be, instead of walking away at random.
+    With momentum, ``means`` are of steps, lr g, and what stochastic rounding drops of a step goes into them, to come
+    with the next ones. So codes stay near where floats would be, instead of walking away at random.
 
     ``means`` and ``moments`` have their parameter's shape and strides; the other arguments are those of :func:`madam_`.
     """
     for i, coding in enumerate(codings):
         steps[i].add_(1)
         ladder = coding.format
-        rate = torch.as_tensor(lr / ladder.spacing, dtype=torch.float32)  # rounded as in kernels
-        pull = rate * weight_decay if weight_decay else 0.0
         stochastic = (rounding or ladder.default_rounding) == "stochastic"
+        feeds = stochastic and bool(means) and bool(moments)
+        pace = Pace.of(
+            lr, ladder.spacing, momentum=momentum if means else 0.0, max_step=max_step, weight_decay=weight_decay,
+            feeds=feeds,
+        )  # fmt: skip
         corrections = _corrections(steps[i], momentum, beta, bias_correction)
-        # Of what rounding drops, this times gbar in the mean adds it to the steps to come, a tenth to the next.
-        returned: float | Tensor = (1 - momentum) / momentum if momentum else 0.0
-        if corrections[0] is not None:
-            returned = corrections[0] * returned
+        share = pace.returned if corrections[0] is None else corrections[0] * pace.returned
         gradient = coding.matrix(grads[i])
         mean = coding.matrix(means[i]) if means else None
         second_moment = coding.matrix(moments[i]) if moments else None
@@ -196,17 +231,17 @@ def madam_coded_(
             average = None if mean is None or phase is None else Mean(mean[rows], phase, place)
             u, usable, new_mean, usual = direction_(
                 gradient[rows], average, held, corrections, nonfinite[i], momentum=momentum, beta=beta,
-                max_step=max_step, maximize=maximize, rate=None if average is None else rate,
+                max_step=pace.most, maximize=maximize, pace=pace.mean,
             )  # fmt: skip
             bits = noise.shared_bits(u.shape, streams[i], steps[i], place) if stochastic else None
             own_planes = [plane[rows] for plane in planes[i]]
             old = coding.unpack(own_planes, first)
-            codes, dropped = ladder.climbed(old, u, rate if average is None else 1.0, pull, bits)
+            codes, dropped = ladder.climbed(old, u, pace.rate, pace.pull, bits)
             if usable is not None:
                 codes = torch.where(usable, codes, old)
             if average is not None and new_mean is not None:
-                if stochastic and usual is not None:
-                    back = dropped * (usual * returned)
+                if feeds and usual is not None:
+                    back = dropped * (usual * share)
                     new_mean = new_mean + (back if usable is None else torch.where(usable, back, 0.0))
                 average.store_(new_mean)
             # The plane of signs comes last, and signs are frozen.
@@ -230,13 +265,13 @@ def direction_(
     *,
     momentum: float,
     beta: float,
-    max_step: float,
+    max_step: float | Tensor,
     maximize: bool,
-    rate: Tensor | None = None,
+    pace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Fold a gradient into its second moment; return u, in float32, and where it means something; None: everywhere.
 
-    And the first moment, which is not stored yet, and gbar. With a ``rate`` the mean is one of steps, and u as well.
+    And the first moment, which is not stored yet, and gbar. With a ``pace``, lr, the mean and u are those of steps.
     Without a second moment u = sign g, or the sign of the mean, where there is one.
     """
     # Float32 is where the second moment lives, whatever the parameter and its gradient are.
@@ -247,9 +282,9 @@ def direction_(
         nonfinite.add_((~usable).sum())
     new = None
     if mean is not None:
-        new = grad = mean.folded(grad, usable, momentum=momentum, rate=rate)
+        new = grad = mean.folded(grad, usable, momentum=momentum, pace=pace)
     if second_moment is None:
-        return torch.sign(grad) * (1.0 if rate is None else rate), usable, new, None
+        return torch.sign(grad) * (1.0 if pace is None else pace), usable, new, None
     value = second_moment.decoded() if isinstance(second_moment, moment8.Piece) else second_moment
     moment.fold_(value, square, usable, beta=beta)
     if isinstance(second_moment, moment8.Piece):
@@ -257,9 +292,8 @@ def direction_(
     of_mean, of_square = corrections
     if of_mean is not None:
         grad = grad / of_mean
-    usual = None if rate is None else moment.rms(value, of_square)
-    u = moment.normalised(grad, value, of_square, max_step=max_step if rate is None else rate * max_step)
-    return u, usable, new, usual
+    usual = None if pace is None else moment.rms(value, of_square)
+    return moment.normalised(grad, value, of_square, max_step=max_step), usable, new, usual
 
 
 def _pieces(

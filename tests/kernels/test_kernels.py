@@ -378,7 +378,7 @@ def test_gradients_of_all_sizes_give_exactly_the_codes_of_the_reference(name, mo
         launch.coded_step([ours], [coding], [grad.to(device)], *states[1], **rule)
         for a, b in zip(theirs, ours, strict=True):
             assert torch.equal(a, b.cpu()), t
-        size = grad.double().abs() * lr / ladder.spacing
+        size = grad.double().abs() * lr
         slack = torch.where(grad.abs() < 1e-17, size, 1e-3 * size)  # the fast root takes tiny moments for zeros
         level_means(*(state[0] for state in states), slack=slack + 1e-37)
         for a, b in zip(*(itertools.chain.from_iterable(state) for state in states), strict=True):

@@ -13,6 +13,7 @@ from torchmadam import moment, moment8, noise
 from torchmadam.kernels.compiled import built, threads_for
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
+from torchmadam.update import Pace
 
 _PLANES = 4
 
@@ -23,8 +24,8 @@ class _Rule(ctypes.Structure):
     _fields_ = (
         ("planes", ctypes.c_int32), ("widths", ctypes.c_int32 * _PLANES),
         *((n, ctypes.c_int32) for n in ("top", "is_signed", "signs", "stochastic", "narrow", "maximize")),
-        *((name, ctypes.c_float) for name in ("momentum", "recent", "returned", "beta", "fresh", "max_step")),
-        ("rate", ctypes.c_float), ("pull", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("momentum", "recent", "returned", "beta", "fresh")),
+        *((name, ctypes.c_float) for name in ("most", "pace", "rate", "pull")),
         ("tanhs", ctypes.c_void_p),
     )  # fmt: skip
 
@@ -61,9 +62,11 @@ def coded_step(
     """
     run = built("step_coded.c", "madam_coded_step", "-ffp-contract=off")
     ladder, signs = codings[0].format, codings[0].signs
-    rate, pull = float(lr / ladder.spacing), 0.0
-    if weight_decay:
-        pull = float(torch.tensor(rate, dtype=torch.float32, device="cpu") * weight_decay)
+    stochastic = (rounding or ladder.default_rounding) == "stochastic"
+    pace = Pace.of(
+        lr, ladder.spacing, momentum=momentum if means else 0.0, max_step=max_step, weight_decay=weight_decay,
+        feeds=stochastic and bool(means) and bool(moments),
+    )  # fmt: skip
     torch._foreach_add_(list(steps), 1)
     times = [int(step) for step in torch.stack(list(steps)).tolist()]
     narrow = all(grad.dtype == torch.bfloat16 for grad in grads)
@@ -76,10 +79,9 @@ def coded_step(
     k_widths = widths[:-1] if in_plane else widths
     rule = _Rule(
         len(k_widths), (ctypes.c_int32 * _PLANES)(*k_widths), ladder.top, ladder.is_signed,
-        1 if in_plane else 2 if signs == SEED else 0, (rounding or ladder.default_rounding) == "stochastic", narrow,
-        maximize, momentum, 1 - momentum, (1 - momentum) / momentum if momentum else 0.0, beta, 1 - beta, max_step,
-        rate, pull,
-        None if tanhs is None else tanhs.data_ptr(),
+        1 if in_plane else 2 if signs == SEED else 0, stochastic, narrow, maximize, momentum, 1 - momentum,
+        pace.returned, beta, 1 - beta, float(pace.most), 1.0 if pace.mean is None else float(pace.mean),
+        float(pace.rate), float(pace.pull), None if tanhs is None else tanhs.data_ptr(),
     )  # fmt: skip
     corrections: list[Any] = [(1.0, 1.0)] * len(codings)
     if bias_correction:

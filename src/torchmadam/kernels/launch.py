@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchmadam.kernels import resident, step_coded, step_float, tables
 from torchmadam.ladder.layout import PLANE, SEED, CodeLayout
+from torchmadam.mean import returned, room
 
 BLOCK = 512  # elements that a program works on at a time
 SPAN = 8  # blocks that a program of a step works through; fewer, if else there were fewer programs than this:
@@ -189,6 +190,8 @@ def coded_step(
             ]
         )  # fmt: skip
     device, ladder = laid_out[0].device, codings[0].format
+    stochastic = (rounding or ladder.default_rounding) == "stochastic"
+    feeds = stochastic and bool(means) and bool(moments)  # what rounding drops goes into the mean
     launches = Launches(device)
     table, clock = resident.table(rows, device)
     alone = _goes_alone([coding.numel for coding in codings], LARGE)
@@ -222,12 +225,13 @@ def coded_step(
                 "table": table, "blocks": blocks, "clock": clock, **ln_beta, **_logarithm("log_momentum", momentum),
                 "lr_at": lr if isinstance(lr, Tensor) else clock, "lr": 0.0, "spacing": ladder.spacing,
                 "middle": float(ladder.top), "momentum": momentum, "recent": 1 - momentum,
-                "returned": (1 - momentum) / momentum if momentum else 0.0, "beta": beta,
-                "fresh": 1 - beta, "max_step": max_step, "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
+                "returned": returned(momentum) * ladder.spacing, "room": room(momentum) * ladder.spacing * feeds,
+                "per_rung": 1 / ladder.spacing, "beta": beta, "fresh": 1 - beta, "max_step": max_step,
+                "decay": weight_decay, "G": _TYPES[laid_out[0].dtype],
                 "HAS_MEAN": bool(means), "HAS_MOMENT": bool(moments), "EIGHT": bool(exponents),
                 "CORRECT": bias_correction and max(momentum, beta) > 0,
                 "DECAYS": weight_decay != 0, "MAXIMIZE": maximize,
-                "STOCHASTIC": (rounding or ladder.default_rounding) == "stochastic",
+                "STOCHASTIC": stochastic,
                 "LR_IS_TENSOR": isinstance(lr, Tensor), **_ladder_arguments(codings[0]), "FLAT": flat,
                 "EVEN": kind == _EVEN, "LANES": lanes, "ALIGNED": _aligned(rows_of_kind, wide),
                 "INDEX": _index_type(max(c.first + c.rows * (c.columns + -c.columns % 8) for c in codings)),

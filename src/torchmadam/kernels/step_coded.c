@@ -20,10 +20,13 @@ typedef struct {
     int32_t stochastic; /* rounding */
     int32_t narrow;     /* gradients are bfloat16 */
     int32_t maximize;
-    float momentum, recent, returned; /* recent = 1 - momentum, returned = recent / momentum */
-    float beta, fresh, max_step;
-    float rate;         /* lr / spacing */
-    float pull;         /* rate times weight decay */
+    float momentum, recent; /* recent = 1 - momentum */
+    float returned;     /* of a rung that rounding dropped, in means */
+    float beta, fresh;
+    float most;         /* of u, which has the pace in it where there are means */
+    float pace;         /* lr, which means have in them */
+    float rate;         /* rungs for each of u */
+    float pull;         /* rungs by which a weight far from zero decays */
     const float *tanhs; /* of a signed ladder: tanh of every k spacing; NULL: no decay */
 } Rule;
 
@@ -106,7 +109,7 @@ static inline uint16_t narrowed(float x, uint32_t position, uint32_t phase) {
     return (uint16_t)((bits + ((position * 0xC2B2AE35u + phase) >> 16)) >> 16);
 }
 
-/* u times the rate, and 1 where a gradient can be used. Returns how many cannot. Means, of steps, are not stored yet;
+/* u in rungs, and 1 where a gradient can be used. Returns how many cannot. Means, of steps, are not stored yet;
 usual is what a gradient's size usually is. */
 static inline int directions(
     const Rule *r, const Codes *t, int64_t at, int count, float *restrict u, int32_t *restrict usable,
@@ -127,22 +130,20 @@ static inline int directions(
         usable[j] = square[j] <= 0x1p126f; /* moment.LARGEST */
         bad += !usable[j];
     }
-    float rate = r->rate, most = r->max_step;
-    if (t->means) { /* from here on g is the mean, and has the rate in it */
+    float most = r->most;
+    if (t->means) { /* from here on g is the mean, and has the pace in it */
         const uint16_t *restrict means = t->means + at;
-        float share = r->rate * r->recent;
+        float share = r->pace * r->recent;
         for (int j = 0; j < count; j++) {
             float mean = widened(means[j]);
             float folded = mean * r->momentum + g[j] * share;
             new_means[j] = usable[j] ? folded : mean;
             g[j] = new_means[j] / t->mean_correction;
         }
-        rate = 1.0f;
-        most = r->rate * r->max_step;
     }
     if (!moments) {
         for (int j = 0; j < count; j++)
-            u[j] = (g[j] > 0.0f ? 1.0f : g[j] < 0.0f ? -1.0f : 0.0f) * r->rate;
+            u[j] = (g[j] > 0.0f ? 1.0f : g[j] < 0.0f ? -1.0f : 0.0f) * r->pace * r->rate;
         return bad;
     }
     for (int j = 0; j < count; j++) {
@@ -154,7 +155,7 @@ static inline int directions(
         float x = g[j] / usual[j];
         x = fabsf(x) <= 0x1.fffffep127f ? x : 0.0f; /* neither infinite nor not a number */
         x = x > most ? most : x;
-        u[j] = (x < -most ? -most : x) * rate;
+        u[j] = (x < -most ? -most : x) * r->rate;
     }
     return bad;
 }

@@ -171,7 +171,7 @@ def opened(
 @triton.jit
 def coded_kernel(
     table, blocks, clock, log_beta, log_beta_rest, log_momentum, log_momentum_rest, lr_at, lr, spacing, middle,
-    momentum, recent, returned, beta, fresh, max_step, decay,
+    momentum, recent, returned, room, per_rung, beta, fresh, max_step, decay,
     G: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_MOMENT: tl.constexpr, EIGHT: tl.constexpr, CORRECT: tl.constexpr,
     DECAYS: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
     SIGNED: tl.constexpr, TOP: tl.constexpr, SIGN_MODE: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
@@ -180,6 +180,8 @@ def coded_kernel(
     ALONE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """update.madam_coded_ on up to SPAN blocks of a matrix of codes.
+
+    ``returned``, ``room`` and ``per_rung``, the spacing's inverse, are for means (update.Pace).
 
     SIGN_MODE: all weights are positive (0), or signs are in a plane (1) or come from a seed (2). EIGHT: the second
     moment is codes as well. EVEN: all matrices are FLAT and end with a block. PTX: see :func:`permuted`.
@@ -222,12 +224,15 @@ def coded_kernel(
 
     inverse = inverse if CORRECT else inverse * 0 + 1
     of_mean = inverse
-    speed, most = rate * 1.0, max_step * 1.0  # of u, to be multiplied with; and its largest size
+    # Rungs for each of u, its largest size, and rungs of a step that is a sign.
+    speed, most, whole_step = rate * 1.0, max_step * 1.0, rate * 1.0
     if HAS_MEAN:  # u has it above the line, and the moment's root below
         of_mean = mean_correction(at, log_momentum, log_momentum_rest, ALONE) if CORRECT else inverse * 0 + 1
         inverse = inverse * (of_mean * of_mean)
-        recent = recent * rate  # means are of steps
-        speed, most = rate * 0.0 + 1.0, max_step * rate
+        pace = rate * spacing  # means are of steps
+        recent = recent * pace
+        speed, most = rate * 0.0 + per_rung, pace * max_step + tl.where(rate > 0, room, 0.0)
+        whole_step = pace * per_rung
     factor, share, most_moment, least_moment, least_grad, least_exponent = fast_constants(
         inverse, speed, beta, fresh, tl.maximum(most, 1e-18) if HAS_MEAN else most, HAS_MOMENT
     )
@@ -261,7 +266,7 @@ def coded_kernel(
         if HAS_MEAN:
             g = averaged(g, widened(fetch(means + start + element, mask, EVEN)), momentum, recent)
             square = g * g
-        move = fast_move(g, square, moment, factor, share, rate, HAS_MOMENT)
+        move = fast_move(g, square, moment, factor, share, whole_step, HAS_MOMENT)
         move = directed(move, k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS)
         lost = rate * decay * 6.103515625e-05 if DECAYS else 0.0
         by, doubt = fast_rounded(move, lost, bits, SIGNED, STOCHASTIC)
@@ -319,21 +324,14 @@ def coded_kernel(
                 towards = tl.div_rn(g, of_mean)
             u = tl.where(usable, direction(towards, held, correction, most, HAS_MOMENT, CORRECT), 0.0)
             exact = directed(
-                u * (speed if HAS_MOMENT else rate),
-                same_k,
-                negative,
-                rate * decay,
-                spacing,
-                middle,
-                SIGNED,
-                TURN,
-                DECAYS,
-            )
+                u * (speed if HAS_MOMENT else whole_step), same_k, negative, rate * decay, spacing, middle, SIGNED,
+                TURN, DECAYS,
+            )  # fmt: skip
             rungs = tl.where(usable, rounded(-exact if SIGNED else exact, bits, STOCHASTIC), 0.0)
             by = tl.minimum(tl.maximum(rungs, -1048576.0), 1048576.0).to(tl.int32) + WHOLE  # no ladder is as long
             # ``by``, never zero, says which threads count; else the compiler would hand all gradients to other ones.
             if FEEDS:
-                again = fast_move(g, g * g, moment, factor, share, rate, HAS_MOMENT)
+                again = fast_move(g, g * g, moment, factor, share, whole_step, HAS_MOMENT)
                 again = directed(
                     again, same_k, negative, rate * decay * 3.0517578125e-05, spacing, middle, SIGNED, TURN, DECAYS
                 )  # fmt: skip
