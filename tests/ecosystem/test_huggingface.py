@@ -267,18 +267,24 @@ def test_the_study_of_conversion_writes_a_record_that_becomes_a_table(text, tmp_
     convert.main(["--smoke", "--results", str(tmp_path)])
     path = tmp_path / "conversion_gpt2+smoke" / "0.json"
     record = records.read(path)
-    points = {point["kind"]: point for point in record["points"]}
-    assert points.keys() == {"AdamW", "float32", "paper12", "signed8"}
+    points = {(point["rule"], point["kind"]): point for point in record["points"]}
     assert len({point["before"] for point in points.values()}) == 1
-    assert points["AdamW"]["switch"] == points["AdamW"]["before"]  # nothing was converted
-    for kind in ("paper12", "signed8"):
-        assert 0 < abs(points[kind]["switch"] - points[kind]["before"]) < 0.05
-        assert points[kind]["after"] != points[kind]["switch"]
+    for (_, kind), point in points.items():
+        assert point["after"] != point["switch"]
+        if kind == "float32":
+            assert point["switch"] == point["before"]  # nothing was converted
+        else:
+            assert 0 < abs(point["switch"] - point["before"]) < 0.05
+    eight = [points[rule, "signed8"] for rule in ("Madam", "Madam.paper")]
+    assert eight[0]["switch"] == eight[1]["switch"]
+    assert eight[0]["after"] != eight[1]["after"]
     record["study"] = "conversion_gpt2"
     records.write(record, tmp_path)
     path.unlink()
     table = conversion_table(Results(tmp_path))
     assert [row[0] for row in table.rows] == [
-        "AdamW goes on, float32", "Madam, float32", "Madam, 12-bit codes", "Madam, signed 8-bit codes",
+        "AdamW goes on, float32", "Madam, no decay, float32", "Madam, no decay, signed 12-bit codes",
+        "Madam, no decay, signed 8-bit codes", "the paper's Madam, float32",
+        "the paper's Madam, the paper's 12-bit codes", "the paper's Madam, signed 8-bit codes",
     ]  # fmt: skip
-    assert table.rows[2][3] == f"{points['paper12']['switch']:.4f}"
+    assert table.rows[5][3] == f"{points['Madam.paper', 'paper12']['switch']:.4f}"

@@ -11,27 +11,34 @@ from madam_lab.report.numbers import Results
 from madam_lab.report.tables import Table
 
 (STUDY,) = records.OF_EXAMPLES
+RULES = {"AdamW": "AdamW goes on", "Madam": "Madam, no decay", "Madam.paper": "the paper's Madam"}
 KINDS = {
-    "AdamW": "AdamW goes on, float32",
-    "float32": "Madam, float32",
-    "paper12": "Madam, 12-bit codes",
-    "signed8": "Madam, signed 8-bit codes",
+    "float32": "float32",
+    "signed12": "signed 12-bit codes",
+    "paper12": "the paper's 12-bit codes",
+    "signed8": "signed 8-bit codes",
 }
+_WHEN = ("before", "switch", "after")
 
 
 def conversion_table(results: Results) -> Table:
     """One row a kind of weights and learning rate; means over the seeds."""
-    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
     studied = results.study(STUDY)
     for record in studied:
         for point in record["points"]:
-            found.setdefault((point["kind"], point["lr"]), []).append(point)
+            found.setdefault((point["rule"], point["kind"], point["lr"]), []).append(point)
     rows = [
-        (KINDS[kind], f"{lr:g}", *(_cell([p[when] for p in found[kind, lr]]) for when in ("before", "switch", "after")))
-        for kind, lr in sorted(found, key=lambda key: (list(KINDS).index(key[0]), -key[1]))
+        (f"{RULES[rule]}, {KINDS[kind]}", f"{lr:g}", *(_cell([p[when] for p in points]) for when in _WHEN))
+        for (rule, kind, lr), points in sorted(found.items(), key=_order)
     ]
     note = f"Mean of {len(studied)} seed{'s' if len(studied) != 1 else ''}; lower is better."
     return Table("Going on from trained weights", note, ("", "lr", "before", "at the switch", "after"), rows, studied)
+
+
+def _order(item: tuple[tuple[str, str, float], Any]) -> tuple[int, int, float]:
+    rule, kind, lr = item[0]
+    return list(RULES).index(rule), list(KINDS).index(kind), -lr
 
 
 def _cell(losses: list[float | None]) -> str:
