@@ -62,5 +62,5 @@ def cgan_madam_8bit() -> Recipe:
 
 @recipe
 def cgan_madam_signed8() -> Recipe:
-    """The signed ladder in 8 bits, its default, from the initial weights: with stochastic rounding eta may fall."""
-    return replace(cgan_madam(), ladder=LadderFormat.preset("signed8"), conversion={"bound": 3.0})
+    """The library's 8 bits, from the initial weights, without its momentum and decay, which two players do not bear."""
+    return replace(cgan_madam(), ladder=LadderFormat.preset("signed8"), conversion={"bound": 5.0})
