@@ -250,6 +250,15 @@ def test_means_of_floats_are_not_taken_for_those_of_codes():
         assert "step_moment" in other.state[p]
 
 
+@either
+def test_codes_stand_still_at_lr_0_however_large_steps_may_be(compile):
+    run = model, optimizer = started("signed8", steps=9, compile=compile, max_step=math.inf)
+    before = [p.codes() for p in model.parameters()]
+    optimizer.param_groups[0]["lr"] = 0.0
+    walk(run, range(9, 12))
+    assert all(torch.equal(p.codes(), codes) for p, codes in zip(model.parameters(), before, strict=True))
+
+
 def test_a_mean_of_another_shape_is_refused():
     model, optimizer = started("signed8", second_moment="none")
     state = optimizer.state_dict()

@@ -172,7 +172,7 @@ class Pace:
         mean = rate * spacing
         # With room for a rung that is owed: else a whole one would come back in part, a small part of one wholly, and
         # roundings would not cancel.
-        most = mean * max_step + (rate > 0).float() * (room(momentum) * spacing if feeds else 0.0)
+        most = torch.where(rate > 0, mean * max_step + (room(momentum) * spacing if feeds else 0.0), 0.0)
         return cls(mean, most, 1 / spacing, pull, returned(momentum) * spacing if feeds else 0.0)
 
 

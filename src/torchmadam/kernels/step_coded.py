@@ -231,7 +231,7 @@ def coded_kernel(
         inverse = inverse * (of_mean * of_mean)
         pace = rate * spacing  # means are of steps
         recent = recent * pace
-        speed, most = rate * 0.0 + per_rung, pace * max_step + tl.where(rate > 0, room, 0.0)
+        speed, most = rate * 0.0 + per_rung, tl.where(rate > 0, pace * max_step + room, 0.0)
         whole_step = pace * per_rung
     factor, share, most_moment, least_moment, least_grad, least_exponent = fast_constants(
         inverse, speed, beta, fresh, tl.maximum(most, 1e-18) if HAS_MEAN else most, HAS_MOMENT
