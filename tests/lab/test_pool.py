@@ -4,9 +4,7 @@ import multiprocessing
 import signal
 import subprocess
 import sys
-import threading
 import types
-from typing import Any
 
 import pytest
 
@@ -64,49 +62,27 @@ def test_a_signal_makes_all_runs_save_themselves(tmp_path):
     assert sorted(path.name for path in (tmp_path / "u").rglob("*.pt")) == ["0.pt", "1.pt"]
 
 
-class _Scripted:
-    """Runs that say what a test tells them to, instead of training."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun: list[str] = []
-        self.ends: dict[str, Any] = {}
-        monkeypatch.setattr(pool, "_begun", self._begin)
-        self.told = lambda label: None
-
-    def _begin(self, recipe, seed, how):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        label = f"{recipe.name} seed {seed}"
-        self.begun.append(label)
-        self.ends[label] = theirs
-        self.told(label)
-        return pool._Worker(label, types.SimpleNamespace(join=lambda: None), ours)
-
-    def end(self, label):
-        if not self.ends[label].closed:
-            self.ends[label].send(Outcome(done=[label]))
-            self.ends[label].close()
-
-
 @pytest.mark.parametrize(("left", "overlap"), [(60.0, False), (15.0, True)])
 def test_the_next_run_begins_when_the_last_one_nears_its_end(monkeypatch, tmp_path, left, overlap):
-    scripted = _Scripted(monkeypatch)
-    first, second = "digits_sgd seed 0", "digits_adam seed 0"
-    running_then: list[bool] = []
+    begun = []
 
-    def told(label):
-        if label == first:
-            scripted.ends[first].send(left)
-            threading.Timer(1.5, scripted.end, [first]).start()
-        else:
-            running_then.append(not scripted.ends[first].closed)
-            scripted.end(first)
-            scripted.end(second)
+    def begin(recipe, seed, how):
+        """A run that has said all it will say: how long it takes, and that it is done."""
+        running.append([worker.outcome is None for worker in begun])
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        label = f"{recipe.name} seed {seed}"
+        theirs.send(left)
+        theirs.send(Outcome(done=[label]))
+        theirs.close()
+        begun.append(pool._Worker(label, types.SimpleNamespace(join=lambda: None), ours))
+        return begun[-1]
 
-    scripted.told = told
+    running: list[list[bool]] = []
+    monkeypatch.setattr(pool, "_begun", begin)
     chosen = [recipes.get("digits_sgd"), recipes.get("digits_adam")]
     outcome = pool.work(chosen, [0], at_once=1, ahead=16.0, results=tmp_path)
-    assert outcome.done == [first, second]
-    assert running_then == [overlap]
+    assert outcome.done == ["digits_sgd seed 0", "digits_adam seed 0"]
+    assert running == [[], [overlap]]
 
 
 def test_ranks_of_one_run_are_not_runs_at_once(monkeypatch, capsys, tmp_path):

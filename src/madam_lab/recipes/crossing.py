@@ -92,6 +92,22 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         for b in (3.0, 5.0, 10.0)
         for d in (0.1, 0.2, 0.3)
     },
+    # Ours with one thing changed: the schedule, an average, the bound, rounding.
+    **{
+        f"{OURS_NAMED['float32']}_{name}": {"arguments": OURS, **change}
+        for name, change in (
+            ("linear", {"schedule": "linear"}),
+            ("steps", {"schedule": "thirds", "lr": None}),
+            ("average", {"average": 0.99}),
+            ("constant_average", {"schedule": "constant", "lr": None, "average": 0.998}),
+        )
+    },
+    "crossing_5_bound_none_decay_0.2_momentum": {"arguments": {**OURS, "crossing": 5.0, "bound": None}},
+    f"{OURS_NAMED['8 bits']}_nearest": {
+        "ladder": LadderFormat.preset("signed8"),
+        "conversion": {"bound": 5.0},
+        "arguments": {"weight_decay": 0.2, "momentum": 0.9, "rounding": "nearest"},
+    },
     "crossing_10_bound_none_decay_0.1": {"arguments": {"crossing": 10.0, "bound": None, "weight_decay": 0.1}},
     # An average instead of a schedule, or beside one.
     "crossing_1_average": {**CROSSED, "average": 0.99},
