@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 import re
+import statistics
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="for each timing")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     parser.add_argument("--only", default="", help="only entries whose name contains this")
+    parser.add_argument(
+        "--rounds", type=int, help="how often to time all steps, for medians (default: 5 on a CPU, where times wander)"
+    )
     parser.add_argument("--parts", nargs="*", default=["steps", "decode", "training"])
     options = parser.parse_args()
     # Gradients that never change drive weights to their bounds, and Madam says so of every tensor.
@@ -56,13 +60,18 @@ def main() -> None:
         lists = {"gpt": large, "resnet18": workloads.resnet18()}
         counts = {name: sum(torch.Size(shape).numel() for shape in shapes) for name, shapes in lists.items()}
         result["steps"] = {n: {"weights": counts[n], "tensors": len(lists[n]), "rows": []} for n in lists}
-        for entry in entries:
-            broken = entry.check(device) if entry.ours else None
-            for name, shapes in lists.items():
-                row = _time(entry, shapes, device, options.seconds, broken, result["copy"])
-                result["steps"][name]["rows"].append(row)
-                print(f"{name:<10}{entry.name:<44}{_told(row)}", flush=True)
-            _write(path, result)  # some peers compile for minutes
+        broken = {entry.name: entry.check(device) if entry.ours else None for entry in entries}
+        timed: dict[tuple[str, str], list[dict[str, Any]]] = {(n, e.name): [] for n in lists for e in entries}
+        for _ in range(options.rounds or (1 if device.type == "cuda" else 5)):
+            for entry in entries:
+                for name, shapes in lists.items():
+                    row = _time(entry, shapes, device, options.seconds, broken[entry.name], result["copy"])
+                    timed[name, entry.name].append(row)
+                    print(f"{name:<10}{entry.name:<44}{_told(row)}", flush=True)
+                for name in lists:
+                    rows = [timed[name, e.name] for e in entries]
+                    result["steps"][name]["rows"] = [_median(each) for each in rows if each]
+                _write(path, result)  # some peers compile for minutes
     _write(path, result)
     print(path)
 
@@ -107,6 +116,14 @@ def _time(
         params = step = None  # type: ignore[assignment]
         gc.collect()
     return row
+
+
+def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several rounds', with the median of their times, and all of them if there are several."""
+    if len(rows) == 1 or "ms" not in rows[0]:
+        return rows[0]
+    each = [row["ms"] for row in rows]
+    return {**rows[0], "ms": statistics.median(each), "each_ms": each}
 
 
 def _told(row: dict[str, Any]) -> str:

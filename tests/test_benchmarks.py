@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks import imagenet, linear
-from benchmarks.__main__ import _time
+from benchmarks.__main__ import _median, _time
 from benchmarks.registry import ENTRIES, Missing
 from benchmarks.training import RandomPictures, Training
 from benchmarks.workloads import gpt, odd, resnet18
@@ -34,6 +34,14 @@ def test_every_entry_is_timed(entry):
     row = _time(entry, odd(), CPU, 0.001, None, 1e9)
     assert row["ms"] > 0
     assert ("floor_ms" in row) == (entry.traffic is not None)
+
+
+def test_rounds_make_one_row_with_the_median_of_their_times():
+    rows = [{"name": "x", "ours": True, "ms": ms} for ms in (3.0, 9.0, 4.0)]
+    assert _median(rows) == {"name": "x", "ours": True, "ms": 4.0, "each_ms": [3.0, 9.0, 4.0]}
+    assert _median(rows[1:2]) == rows[1]
+    missing = {"name": "x", "ours": False, "missing": "not installed"}
+    assert _median([missing, missing]) == missing
 
 
 def test_a_step_that_differs_from_the_reference_is_noticed_and_not_timed():

@@ -148,6 +148,8 @@ def cpu_table(results: Results) -> Table:
         f"{bench['threads']} threads, torch {bench['versions']['torch']}, commit {bench['commit'][:7]}: ResNet-18's "
         f"{small['weights'] / 1e6:.1f} million weights in {small['tensors']} tensors."
     )
+    if each := small["rows"][0].get("each_ms"):
+        note += f" Medians of {len(each)} rounds; AdamW took {min(each):.1f} to {max(each):.1f} ms in them."
     return Table("A step on a CPU", note, head, rows, rows)
 
 
