@@ -1,5 +1,6 @@
 """The demo: the paper's learning-rate figure on handwritten digits, in a minute or two."""
 
+import math
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -50,13 +51,17 @@ def run(out: Path) -> None:
     page, picture = out / "report.html", out / "learning-rate.svg"
     report.write(results, page, [])
     picture.write_text(learning_rates(found, "digits") or "", encoding="utf-8")
-    errors = {kind: {lr: found.mean(f"digits_lr_{kind}_{lr:g}") for lr in LEARNING_RATES} for kind in KINDS}
+    errors = {
+        kind: {lr: e for lr in LEARNING_RATES if (e := found.mean(f"digits_lr_{kind}_{lr:g}")) is not None}
+        for kind in KINDS
+    }
     print(f"\n{'test error, %':20}" + "".join(f"{lr:>9g}" for lr in LEARNING_RATES))
     for kind, by_lr in errors.items():
         print(
-            f"{KINDS[kind]:20}" + "".join(f"{'diverged' if e is None else format(e, '.1f'):>9}" for e in by_lr.values())
+            f"{KINDS[kind]:20}"
+            + "".join(f"{format(e, '.1f') if math.isfinite(e) else 'diverged':>9}" for e in by_lr.values())
         )
-    best = {kind: min((e, lr) for lr, e in by_lr.items() if e is not None)[1] for kind, by_lr in errors.items()}
+    best = {kind: min((e, lr) for lr, e in by_lr.items())[1] for kind, by_lr in errors.items()}
     print("\nbest learning rate: " + ", ".join(f"{KINDS[kind]} {lr:g}" for kind, lr in best.items()))
     floats, twelve, eight = (errors[kind][0.01] for kind in ("madam", "madam_12bit", "madam_signed8"))
     held = found.of("digits_lr_madam_signed8_0.01")[0]["bytes"]

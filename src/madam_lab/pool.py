@@ -5,6 +5,7 @@ A run on a GPU spends its first seconds on imports, data and compilers, and smal
 
 import math
 import multiprocessing
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,27 +68,30 @@ def work(
     """As :func:`madam_lab.queue.work`, with ``at_once`` runs side by side.
 
     When one says that it needs no more than ``ahead`` seconds, the next one begins. A run that fails is named, and
-    the others go on.
+    the others go on; unless two fail before any has ended well, when nothing more is begun.
     """
     limits = Limits(deadline=time.monotonic() + budget)
+    until = time.time() + budget  # which all processes know
     outcome = Outcome()
     waiting = deque((recipe, seed) for seed in seeds for recipe in recipes)
     workers: list[_Worker] = []
+    never: list[str] = []
     told = False
     most = 2 * at_once if ahead else at_once  # one that said so may take longer
     with limits.watching_signals():
         while waiting or workers:
             soon = time.monotonic() + ahead
-            if waiting and limits.reached():
-                outcome.left += [_label(*job) for job in waiting]
+            if waiting and (limits.reached() or (len(outcome.failed) > 1 and not outcome.done)):
+                for recipe, seed in waiting:
+                    done = records.path_of(recipe.name, seed, results).exists()
+                    (outcome.skipped if done else never).append(_label(recipe, seed))
                 waiting.clear()
             elif waiting and len(workers) < most and sum(w.over > soon for w in workers) < at_once:
                 recipe, seed = waiting.popleft()
                 if records.path_of(recipe.name, seed, results).exists():
                     outcome.skipped.append(_label(recipe, seed))
                 else:
-                    left = limits.deadline - time.monotonic()
-                    workers.append(_begun(recipe, seed, {"results": results, "budget": left, **how}))
+                    workers.append(_begun(recipe, seed, until, {"results": results, **how}))
             else:
                 if limits.signalled and not told:
                     told = True
@@ -98,6 +102,7 @@ def work(
                     if not worker.listen(say):
                         workers.remove(worker)
                         _end(worker, outcome, say, limits.signalled)
+    outcome.left += never  # after those that have begun, and go on first
     outcome.signalled = limits.signalled
     return outcome
 
@@ -106,18 +111,25 @@ def _label(recipe: Recipe | Study, seed: int) -> str:
     return f"{recipe.name} seed {seed}"
 
 
-def _begun(recipe: Recipe | Study, seed: int, how: dict[str, Any]) -> _Worker:
+def _begun(recipe: Recipe | Study, seed: int, until: float, how: dict[str, Any]) -> _Worker:
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(theirs, recipe, seed, how))
+    process = context.Process(target=_run, args=(theirs, recipe, seed, until, how))
     process.start()
     theirs.close()
     return _Worker(_label(recipe, seed), process, ours)
 
 
-def _run(pipe: Connection, recipe: Recipe | Study, seed: int, how: dict[str, Any]) -> None:
+def _run(pipe: Connection, recipe: Recipe | Study, seed: int, until: float, how: dict[str, Any]) -> None:
     """What a process does."""
-    pipe.send(queue.work([recipe], [seed], say=pipe.send, left=pipe.send, **how))
+
+    def tell(message: Any) -> None:
+        try:
+            pipe.send(message)
+        except OSError:  # nobody is there any more
+            signal.raise_signal(signal.SIGTERM)  # which makes a run save itself
+
+    tell(queue.work([recipe], [seed], budget=until - time.time(), say=tell, left=tell, **how))
 
 
 def _end(worker: _Worker, outcome: Outcome, say: Callable[[str], None], signalled: bool) -> None:

@@ -1,12 +1,13 @@
 """Many runs, one after another: skip what is done, stop in time, go on where it stopped."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -79,6 +80,8 @@ def work(
                             outcome.done.append(label)
                             say(described(record))
                             continue
+                        if team.is_first:
+                            records.check_writable(path)
                         progress = Progress(label, recipe.epochs, quiet, left)
                         try:
                             run = Run(
@@ -106,16 +109,27 @@ def _claim(path: Path) -> Iterator[bool]:
         yield True
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            if not _is_at(file, path):  # its owner has removed it since it was opened here
+                continue
+            try:
+                yield True
+            finally:
+                path.unlink(missing_ok=True)
             return
-        try:
-            yield True
-        finally:
-            path.unlink(missing_ok=True)
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _silently(_: str) -> None:

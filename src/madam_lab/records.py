@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,12 @@ def _check_numbers(what: str, entries: Any, names: set[str]) -> None:
     for name, value in entries.items():
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             raise RecordError(f"{what} has {name}: {value!r}, which is no number")
+
+
+def check_writable(path: Path) -> None:
+    """Fail now, and not when a run is over, where its record could not be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def provenance() -> dict[str, Any]:

@@ -120,6 +120,8 @@ class Run:
             self._restore()
         else:
             self._look_at_codes()
+        if self.ranks.agreed(limits.reached()):  # it took long to begin, and the first step may, too
+            raise Stopped
         clock, saved = time.monotonic(), time.monotonic()
         self.model.train()
         while self.epoch < self.recipe.epochs:

@@ -62,11 +62,35 @@ def test_a_signal_makes_all_runs_save_themselves(tmp_path):
     assert sorted(path.name for path in (tmp_path / "u").rglob("*.pt")) == ["0.pt", "1.pt"]
 
 
+def test_runs_save_themselves_when_whoever_began_them_is_gone(tmp_path):
+    command = [sys.executable, "-u", "-m", "madam_lab", "run", "digits_sgd", "--ahead", "1s", "--set", "epochs=100000"]
+    with subprocess.Popen([*command, *_places(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "epoch 1/" in process.stdout.readline()
+        process.kill()
+        process.stdout.read()  # which ends when the run's process does
+    assert [path.name for path in (tmp_path / "u").rglob("*.pt")] == ["0.pt"]
+
+
+def test_when_time_is_up_what_was_done_before_is_not_left(tmp_path, capsys):
+    short = ["run", "digits_sgd", "--set", "epochs=1", *_places(tmp_path)]
+    assert main(short) == 0
+    assert main([*short, "--seeds", "0,1", "--at-once", "2", "--budget", "0s"]) == 0
+    assert "0 done, 1 were done before, 1 left" in capsys.readouterr().out
+
+
+def test_no_more_is_begun_when_all_that_was_fails(tmp_path, capfd):
+    chosen = ["cifar100_madam", "cifar100_sgd", "cifar100_adam", "digits_sgd"]  # there is no such data here
+    arguments = ["run", *chosen, "--set", "epochs=1", "--ahead", "1s", "--data", str(tmp_path), *_places(tmp_path)]
+    assert main(arguments) == 1
+    assert "0 done, 0 were done before, 2 left, 2 failed" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(("left", "overlap"), [(60.0, False), (15.0, True)])
 def test_the_next_run_begins_when_the_last_one_nears_its_end(monkeypatch, tmp_path, left, overlap):
     begun = []
 
-    def begin(recipe, seed, how):
+    def begin(recipe, seed, until, how):
         """A run that has said all it will say: how long it takes, and that it is done."""
         running.append([worker.outcome is None for worker in begun])
         ours, theirs = multiprocessing.Pipe(duplex=False)

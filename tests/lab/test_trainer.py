@@ -376,15 +376,18 @@ def test_code_is_found_again_in_the_history_by_its_hash(monkeypatch, tmp_path):
 def test_a_run_that_other_code_began_is_marked(monkeypatch, tmp_path):
     recipe = replace(recipes.get("digits_madam"), epochs=2)
 
-    class AtOnce(Limits):
+    class AfterAStep(Limits):
+        looks = 0
+
         def reached(self):
-            return True
+            self.looks += 1
+            return self.looks > 1
 
     def run():
         return Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
 
     with pytest.raises(Stopped):
-        run().train(AtOnce(), Progress("", 2, quiet=True))
+        run().train(AfterAStep(), Progress("", 2, quiet=True))
     now = records.provenance()
     monkeypatch.setattr(records, "provenance", lambda: {**now, "dirty": False, "source": "f" * 16})
     record = run().train(Limits(), Progress("", 2, quiet=True))
@@ -414,3 +417,39 @@ def test_a_run_that_another_process_is_at_is_left_alone(tmp_path):
     assert "another process" in said[0]
     assert queue.work([recipe], [0], **arguments).done == ["digits_madam seed 0"]
     assert not lock.exists()
+
+
+def test_a_lock_that_its_owner_removes_between_opening_and_locking_is_not_ours(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    path = tmp_path / "0.lock"
+    others = []
+
+    def slow(file, how):
+        if not others:  # as if another process had it, removed it, and a third one made the next
+            path.unlink()
+            others.append(path.open("w"))
+            flock(others[0], how)
+        flock(file, how)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with queue._claim(path) as ours:
+        assert not ours
+    others[0].close()
+    with queue._claim(path) as ours:
+        assert ours
+    assert not path.exists()
+
+
+def test_a_record_that_could_not_be_written_fails_before_its_run(tmp_path, monkeypatch):
+    (tmp_path / "digits_madam").write_text("a file where the record's folder should be")
+    monkeypatch.setattr(queue, "Run", lambda *_, **__: pytest.fail("a run began"))
+    with pytest.raises(OSError, match="digits_madam"):
+        queue.work([recipes.get("digits_madam")], [0], results=tmp_path, folder=tmp_path / "runs", quiet=True)
+
+
+def test_a_run_that_took_too_long_to_begin_makes_no_step(tmp_path):
+    run = Run(small("digits_sgd"), 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
+    with pytest.raises(Stopped):
+        run.train(Limits(deadline=time.monotonic()), Progress("", 2, quiet=True))
+    assert run.step == 0

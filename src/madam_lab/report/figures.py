@@ -29,13 +29,12 @@ def learning_rates(results: Results, task: str) -> str | None:
     series = []
     for kind, title in {**KINDS, "ours": "Madam, ours"}.items():
         errors = {lr: results.mean(f"{task}_lr_{kind}_{lr:g}") for lr in LEARNING_RATES}
-        ran = {lr: e for lr, e in errors.items() if results.of(f"{task}_lr_{kind}_{lr:g}")}
-        finished = [e for e in ran.values() if e is not None]
-        if not finished:
-            continue
-        best = min(finished)
-        points = [(lr, 0.0 if e is None else best / max(e, 1e-12)) for lr, e in sorted(ran.items())]
-        tips = [("diverged" if ran[lr] is None else f"{ran[lr]:.4g}") + f" at {lr:g}" for lr, _ in points]
+        ran = {lr: e for lr, e in errors.items() if e is not None}
+        best = min(ran.values(), default=math.inf)
+        if len(ran) < len(errors) or math.isinf(best):
+            continue  # of a part of them nobody knows the best
+        points = [(lr, best / max(e, 1e-12)) for lr, e in sorted(ran.items())]
+        tips = [("diverged" if math.isinf(ran[lr]) else f"{ran[lr]:.4g}") + f" at {lr:g}" for lr, _ in points]
         series.append(Series(title, points, frozenset(i for i, (_, y) in enumerate(points) if y == 1.0), tips=tips))
     if not series:
         return None

@@ -1,6 +1,7 @@
 """Numbers from records: means, ranges, and whether they can be trusted."""
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -49,21 +50,26 @@ class Results:
 
     def values(self, name: str, which: str = "test") -> list[float]:
         """The test (or train) metric of every seed that finished."""
-        return [float(record[which]) for record in self.of(name) if record[which] is not None]
+        finished = [record[which] for record in self.of(name) if not has_diverged(record)]
+        return [float(value) for value in finished if value is not None]  # a GAN has no training error
 
     def mean(self, name: str) -> float | None:
-        """Mean of the test metric; None where nothing finished."""
-        values = self.values(name)
-        return statistics.fmean(values) if values else None
+        """Mean of the test metric; infinite if a seed diverged, None where there is no record."""
+        found = self.of(name)
+        if any(map(has_diverged, found)):
+            return math.inf
+        return statistics.fmean(self.values(name)) if found else None
 
     def ours(self, name: str, which: str = "test") -> str:
         """Our number as a cell of a table: mean, half the range, number of seeds; marked if no commit has its code."""
         found = self.of(name)
         if not found:
             return MISSING
+        if diverged := sum(map(has_diverged, found)):
+            return f"diverged ({diverged} of {len(found)})"
         values = self.values(name, which)
-        if len(values) < len(found) or not values:
-            return f"diverged ({len(found) - len(values)} of {len(found)})"
+        if not values:
+            return ""
         mark = "" if all(is_traceable(record) for record in found) else "*"
         if len(values) == 1:
             return f"{_short(values[0])}{mark} (1 seed)"
@@ -75,6 +81,11 @@ class Results:
     def paper(recipe: recipes.Recipe) -> str:
         """The paper's number for a recipe, as a cell."""
         return paper_cell(recipe.paper)
+
+
+def has_diverged(record: dict[str, Any]) -> bool:
+    """Whether a run ended without a result."""
+    return bool(record["status"] == "diverged")
 
 
 def is_traceable(record: dict[str, Any]) -> bool:
