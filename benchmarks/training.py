@@ -81,6 +81,7 @@ class Training:
         model.to(device)
         self._device, on_gpu = device, device.type == "cuda"
         self._stepper = Stepper(recipe, task, model, build_optimiser(recipe, model, device), compiled=on_gpu)
+        self._stepper.set_lr(recipe.lr_at(recipe.warm_up or 0))
         (self._batch,) = task.epoch(0)
         for _ in range(5):
             self._stepper.step(self._batch)

@@ -1,6 +1,7 @@
 """The benchmarks run, and a wrong step gets no time."""
 
 import json
+import sys
 import time
 import warnings
 from dataclasses import replace
@@ -68,6 +69,26 @@ def test_resnet50_trains_at_any_size_on_generated_pictures():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zero biases on a ladder
                 assert Training(recipe, CPU, RandomPictures(CPU, 2, 32, 1000, tiny)).pictures_a_second(1) > 0
+
+
+def test_what_is_measured_apart_is_put_together_unless_the_code_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(imagenet, "ResNet50", lambda classes: ResNet50(classes, width=2, stages=(1, 1, 1, 1)))
+    path = tmp_path / "cpu-imagenet.json"
+    common = ["x", "--device", "cpu", "--batch", "2", "--side", "32", "--steps", "1", "--out", str(tmp_path), "--only"]
+    for only in ("SGD", "float32"):
+        monkeypatch.setattr(sys, "argv", [*common, only])
+        imagenet.main()
+    found = json.loads(path.read_text())
+    assert list(found["imagenet"]["rows"]) == ["SGD momentum fused", "Madam float32"]
+    path.write_text(json.dumps({**found, "source": "other"}))
+    imagenet.main()
+    assert list(json.loads(path.read_text())["imagenet"]["rows"]) == ["Madam float32"]
+
+
+def test_what_warms_up_is_measured_at_its_full_rate():
+    tiny = lambda classes: ResNet50(classes, width=2, stages=(1, 1, 1, 1))  # noqa: E731
+    run = Training(imagenet.kinds()["SGD momentum fused"], CPU, RandomPictures(CPU, 2, 32, 1000, tiny))
+    assert run._stepper.optimiser.param_groups[0]["lr"] == 0.1
 
 
 def test_a_monitor_takes_the_time_that_a_look_takes_longer(monkeypatch):

@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     cache.add_argument("name", choices=["imagenet", "imagenette"])
     cache.add_argument("--data", type=Path, help="folder with the data sets (default: MADAM_DATA, then ./data)")
-    cache.add_argument("--short", type=int, default=128, help="the shorter side, in pixels (default: 128)")
+    cache.add_argument("--short", type=int, help="the shorter side, in pixels (default: what its task crops from)")
 
     verify = command("verify", _verify, "check all records against the schema and the recipes")
     _results(verify)
@@ -257,9 +257,11 @@ def _data(options: argparse.Namespace) -> int:
 
 def _cache(options: argparse.Namespace) -> int:
     from madam_lab import data, pictures
+    from madam_lab.tasks.imagenet import ImageNet, Imagenette
 
     root = data.root(options.data)
-    found = pictures.write_cache(root / options.name, root / f"{options.name}-cache", options.short)
+    short = options.short or {task.name: task.short for task in (ImageNet, Imagenette)}[options.name]
+    found = pictures.write_cache(root / options.name, root / f"{options.name}-cache", short)
     print(", ".join(f"{kind}: {count}" for kind, count in found.counts.items()))
     for line in found.broken:
         print(f"broken: {line}")

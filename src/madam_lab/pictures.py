@@ -3,14 +3,15 @@
     ROOT/train/CLASS/*.jpg    ROOT/val/CLASS/*.jpg        as ImageNet is usually unpacked
 
 Decoding needs Pillow (the extra ``imagenet``); a cache needs nothing, so a machine without Pillow can train from one.
-A cache is a folder with index.json and parts of bytes, train-000.npy and so on, none above 56 MB: the pixels of one
+A cache is a folder with index.json and parts of bytes, train-000.npy and so on, none above 42 MB: the pixels of one
 picture after another, in rows of RGB.
 """
 
 import hashlib
 import io
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 from torchmadam.files import write_atomically
 
 ENDINGS = {".bmp", ".jpeg", ".jpg", ".png", ".webp"}
-PART = 56 * 2**20  # bytes
+PART = 40 * 2**20  # bytes
 LONGEST = 3.0  # sides of a picture, long over short; what is longer is cut at both ends
 _SHOWN = 5
 
@@ -93,8 +94,9 @@ def listed(root: Path) -> Tree:
         files[split], labels[split] = [], []
         empty = []
         for label, name in enumerate(classes):
-            every = sorted(p for p in (root / split / name).rglob("*") if p.is_file())
-            found = [p for p in every if p.suffix.lower() in ENDINGS]
+            folder = root / split / name
+            every = sorted(p for p in folder.rglob("*") if p.is_file())
+            found = [p for p in every if p.suffix.lower() in ENDINGS and not _is_hidden(p.relative_to(folder))]
             ignored += len(every) - len(found)
             files[split] += found
             labels[split] += [label] * len(found)
@@ -105,6 +107,10 @@ def listed(root: Path) -> Tree:
                 f"fill or remove them in both splits (pictures end in {', '.join(sorted(ENDINGS))})"
             )
     return Tree(classes, files, labels, ignored)
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)  # such as a Mac's ._1.jpg
 
 
 def _folders(path: Path) -> list[str]:
@@ -125,10 +131,12 @@ def decoded(path: Path, short: int, tally: Tally) -> Tensor | None:
 
     try:
         with Image.open(path) as image:
-            if image.mode != "RGB":
-                tally.add("grey" if image.mode in ("L", "LA", "1", "I;16") else "other")
+            mode = image.mode
             image.draft("RGB", (2 * short, 2 * short))  # a JPEG is decoded no larger than it needs to be
-            picture: Any = image.convert("RGB")
+            deep: Any = np.asarray(image) // 257 if mode.startswith("I") else None  # 16 bits, which convert would clip
+            picture: Any = (image if deep is None else Image.fromarray(deep.clip(0, 255).astype(np.uint8))).convert(
+                "RGB"
+            )
             width, height = picture.size
             scale = short / min(width, height)
             if scale < 1:
@@ -139,6 +147,8 @@ def decoded(path: Path, short: int, tally: Tally) -> Tensor | None:
         # Pillow raises whatever a damaged file makes of its decoders, from OSError to struct.error.
         tally.note(path, error)
         return None
+    if mode != "RGB":
+        tally.add("grey" if mode in ("L", "LA", "1") or mode.startswith("I") else "other")
     return shortened(pixels)
 
 
@@ -177,6 +187,16 @@ class Ragged:
         moved = (t.to(device, non_blocking=True) for t in (self.pixels, self.begins, self.sizes, self.labels))
         return Ragged(*moved)
 
+    @staticmethod
+    def joined(parts: "Sequence[Ragged]") -> "Ragged":
+        """One after another."""
+        if len(parts) == 1:
+            return parts[0]
+        before = [0, *itertools.accumulate(len(part.pixels) for part in parts)]
+        begins = torch.cat([part.begins + first for part, first in zip(parts, before, strict=False)])
+        pixels, sizes, labels = (torch.cat([getattr(p, name) for p in parts]) for name in ("pixels", "sizes", "labels"))
+        return Ragged(pixels, begins, sizes, labels)
+
     def at(self, rows: Tensor) -> "Ragged":
         """Some of the pictures; the pixels are shared."""
         return Ragged(self.pixels, self.begins[rows], self.sizes[rows], self.labels[rows])
@@ -199,7 +219,7 @@ def write_cache(root: Path, target: Path, short: int, say: Callable[[str], None]
                 yield picture, label
 
     counts = {split: len(files) for split, files in tree.files.items()}
-    store(target, tree.classes, {split: read(split) for split in counts}, counts, tally, say)
+    store(target, tree.classes, {split: read(split) for split in counts}, counts, tally, say, short)
     return tally
 
 
@@ -210,10 +230,14 @@ def store(
     counts: Mapping[str, int],
     tally: Tally,
     say: Callable[[str], None] = print,
+    short: int | None = None,
 ) -> None:
-    """Write a cache of pictures with labels; ``counts`` are those of the tree, broken pictures included."""
+    """Write a cache of pictures with labels; ``counts`` are those of the tree, broken pictures included.
+
+    ``short`` is the shorter side that larger pictures were scaled down to.
+    """
     target.mkdir(parents=True, exist_ok=True)
-    index: dict[str, Any] = {"version": 1, "classes": classes, "listed": dict(counts), "parts": {}}
+    index: dict[str, Any] = {"version": 1, "classes": classes, "listed": dict(counts), "short": short, "parts": {}}
     for split, pictures in splits.items():
         index["parts"][split] = []
         for number, part in enumerate(_in_parts(pictures)):
@@ -242,12 +266,20 @@ def _in_parts(pictures: Labelled) -> Iterator[list[tuple[Tensor, int]]]:
         yield part
 
 
-def read_cache(folder: Path) -> tuple[list[str], dict[str, Ragged], dict[str, int]]:
-    """Classes, splits, and how many pictures each split had when the cache was made, broken ones included."""
+def read_cache(folder: Path, short: int = 0) -> tuple[list[str], dict[str, Ragged], dict[str, int]]:
+    """Classes, splits, and how many pictures each split had when the cache was made, broken ones included.
+
+    Refuses pictures that were scaled down to less than ``short``.
+    """
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         if index["version"] != 1:
             raise TreeError(f"{folder} is a cache of version {index['version']}, and this program reads 1")
+        if (index.get("short") or short) < short:
+            raise TreeError(
+                f"the pictures of {folder} were scaled down to {index['short']} pixels, and {short} are wanted; "
+                f"make it again with `madam cache`, or remove it"
+            )
         splits = {split: _read_parts(folder, parts) for split, parts in index["parts"].items()}
         return index["classes"], splits, index["listed"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -76,12 +76,16 @@ def borrowing(recipe: Recipe, model: nn.Module, path: Path | None) -> Recipe:
         raise ValueError(
             f"{recipe.name} takes its scales from a file with the hash {recipe.scales}; give --scales FILE"
         )
-    scales, without = matched(model, read(path))
+    tensors = read(path)
+    scales, without = matched(model, tensors)
     if not scales:
         raise ValueError(f"no tensor of {path} has the name and the shape of one of {recipe.name}'s; {without[0]}")
     if without:
-        shown = "; ".join(without[:8]) + (f"; and {len(without) - 8} more" if len(without) > 8 else "")
+        shown = "; ".join(without)
         warnings.warn(f"{path} has no scale for {len(without)} tensors, which keep their own: {shown}", stacklevel=2)
+    if unused := sorted(tensors.keys() - model.state_dict().keys()):
+        shown = ", ".join(unused)
+        warnings.warn(f"{path} has {len(unused)} tensors that {recipe.name} does not have: {shown}", stacklevel=2)
     own = {name: float(p.detach().double().square().mean().sqrt()) for name, p in model.named_parameters()}
     # Every tensor is named, so that nobody warns a second time; an all-zero one has no scale to name.
     whole = {name: scales.get(name, own[name]) for name in own if scales.get(name, own[name]) > 0}

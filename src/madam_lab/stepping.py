@@ -142,7 +142,8 @@ class Stepper:
     def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
         inputs = tuple(t.clone(memory_format=torch.preserve_format) for t in batch)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
+        # What a loader's thread does meanwhile, such as pinning memory, is no part of it.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._run(inputs)
         self._graphs[shape] = graph, inputs, [(p, p.grad) for p in self.model.parameters()]
 

@@ -12,7 +12,7 @@ from madam_lab.cli import main
 from madam_lab.models.resnet50 import ResNet50
 from madam_lab.pictures import Ragged, TreeError
 from madam_lab.progress import Progress
-from madam_lab.tasks import TASKS
+from madam_lab.tasks import TASKS, imagenet
 from madam_lab.tasks.imagenet import cropped, middle_boxes, random_boxes
 from madam_lab.trainer import Limits, Run
 from torchmadam import LadderFormat
@@ -265,6 +265,69 @@ def test_broken_pictures_are_replaced_in_training_and_left_out_of_evaluation(fau
         assert sum(len(y) for _, y in held.batches("test")) == 12
 
 
+def test_parts_of_a_batch_make_the_batch_and_stand_in_for_each_other(faulty, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = [*task(faulty, batch=13).epoch(0), *task(faulty, batch=13).batches("test")]
+        monkeypatch.setattr(imagenet, "_PART", 1)  # so that some parts are all broken
+        for a, b in zip(
+            whole, [*task(faulty, batch=13).epoch(0), *task(faulty, batch=13).batches("test")], strict=True
+        ):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_a_batch_of_broken_pictures_is_left_out_of_evaluation_and_a_broken_split_is_refused(tree, monkeypatch):
+    monkeypatch.setattr(imagenet, "_EVALUATION_BATCH", 4)
+    for path in sorted((tree / "imagenette" / "val" / "n01").iterdir()):
+        path.write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [len(y) for _, y in task(tree).batches("test")] == [4, 4]
+        for path in sorted((tree / "imagenette" / "val").rglob("*.png")):
+            path.write_bytes(b"")
+        with pytest.raises(TreeError, match=r"none of the 12 pictures in .*val can be read"):
+            task(tree)
+
+
+def test_hidden_files_are_no_pictures(tree):
+    folder = tree / "imagenette" / "train" / "n01"
+    (folder / ".ipynb_checkpoints").mkdir()
+    for name in ("._0.png", ".ipynb_checkpoints/1-checkpoint.png"):
+        (folder / name).write_bytes((folder / "0.png").read_bytes())
+    found = pictures.listed(tree / "imagenette")
+    assert len(found.files["train"]) == 21
+    assert found.ignored == 2
+
+
+def test_sixteen_bits_of_grey_become_eight(tmp_path):
+    pil = pytest.importorskip("PIL.Image")
+    values = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+    pil.fromarray(values).save(tmp_path / "deep.png")
+    tally = pictures.Tally()
+    found = pictures.decoded(tmp_path / "deep.png", 64, tally)
+    assert found is not None
+    assert torch.equal(found[:, :, 0], torch.from_numpy((values // 257).astype(np.uint8)))
+    assert tally.counts == {"grey": 1}
+
+
+def test_a_grey_picture_that_is_cut_off_is_broken_and_nothing_else(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image((60, 50), "L").save(tmp_path / "cut.jpg", quality=95)
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:900])
+    tally = pictures.Tally()
+    assert pictures.decoded(tmp_path / "cut.jpg", 40, tally) is None
+    assert tally.counts == {"broken": 1}
+
+
+def test_a_cache_has_the_size_that_its_task_wants_or_is_refused(tree, capsys):
+    assert main(["cache", "imagenette", "--data", str(tree)]) == 0
+    assert json.loads((tree / "imagenette-cache" / "index.json").read_text())["short"] == 128
+    assert main(["cache", "imagenette", "--data", str(tree), "--short", "30"]) == 0
+    with pytest.raises(TreeError, match="were scaled down to 30 pixels, and 40 are wanted; make it again"):
+        task(tree)
+
+
 def test_a_cache_leaves_faults_out_and_says_how_many(faulty, capsys):
     assert main(["cache", "imagenette", "--data", str(faulty), "--short", "40"]) == 0
     said = capsys.readouterr().out
@@ -306,7 +369,10 @@ def test_without_pillow_a_tree_says_what_to_install_and_a_cache_works(tiny, tmp_
     assert next(task(tiny).epoch(0))[0].shape == (6, 3, 32, 32)
 
 
-def test_a_run_saves_itself_after_every_epoch(tiny, tmp_path):
+def test_a_run_saves_itself_after_every_epoch_of_imagenet(tiny, tmp_path, monkeypatch):
+    assert TASKS["imagenet"].saves_epochs
+    assert not TASKS["imagenette"].saves_epochs  # whose epochs take a second
+    monkeypatch.setattr(TASKS["imagenette"], "saves_epochs", True)
     run = Run(recipes.get("imagenette_sgd").as_smoke(), 0, data=tiny, folder=tmp_path, results=tmp_path, device=CPU)
     seen = []
 

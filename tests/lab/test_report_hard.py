@@ -67,6 +67,9 @@ def test_the_speed_of_full_size_training_comes_from_its_benchmark_and_leaves_the
     path.write_text(json.dumps({**about, "imagenet": {"batch": 256, "side": 224, "classes": 1000, "rows": rows}}))
     table = photographs.throughput_table(Results(tmp_path))
     assert table.rows == [("SGD momentum fused", "3,000", "1.00"), ("Madam 12-bit", "2,910", "0.97")]
+    path.write_text(path.read_text().replace("SGD momentum fused", "Madam float32"))
+    alone = photographs.throughput_table(Results(tmp_path))
+    assert alone.rows == [("Madam float32", "3,000", ""), ("Madam 12-bit", "2,910", "")]
     assert "Batches of 256 generated pictures of 224 pixels and 1,000 classes" in table.note
     assert not report.TABLES["speed"](Results(tmp_path)).has_results
 

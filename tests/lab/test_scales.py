@@ -49,6 +49,14 @@ def test_tensors_that_do_not_match_are_listed_with_the_reason():
     assert without == ["0.weight is (6, 5) there and (5, 6) here", "0.bias is all zeros there", "1.bias is not there"]
 
 
+def test_what_a_file_has_and_a_model_has_not_is_named(tiny, tmp_path):
+    path, recipe = tmp_path / "x.pt", recipes.get("imagenette_madam").as_smoke()
+    plain = Run(recipe, 0, data=tiny, folder=tmp_path, results=tmp_path, device=CPU)
+    torch.save({**plain.model.state_dict(), "surplus": torch.ones(3)}, path)
+    with pytest.warns(UserWarning, match="has 1 tensors that .* does not have: surplus"):
+        begun(tiny, tmp_path, "imagenette_madam", path)
+
+
 @pytest.mark.parametrize("content", [b"nothing", b""])
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
 def test_a_file_that_is_no_model_says_so(name, content, tmp_path):

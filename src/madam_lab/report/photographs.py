@@ -35,8 +35,8 @@ def throughput_table(results: Results) -> Table:
         return Table("ResNet-50 at full size", "", head, [], [])
     bench = found[-1]
     about, speeds = bench["imagenet"], bench["imagenet"]["rows"]
-    peer = next(iter(speeds.values()))
-    rows = [(name, f"{speed:,.0f}", f"{speed / peer:.2f}") for name, speed in speeds.items()]
+    peer = speeds.get("SGD momentum fused")
+    rows = [(name, f"{speed:,.0f}", f"{speed / peer:.2f}" if peer else "") for name, speed in speeds.items()]
     note = (
         f"{bench['device']}, torch {bench['versions']['torch']}, commit {bench['commit'][:7]}. Batches of "
         f"{about['batch']} generated pictures of {about['side']} pixels and {about['classes']:,} classes; no loader."

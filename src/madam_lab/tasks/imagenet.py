@@ -4,6 +4,7 @@ Workers decode pictures and scale them down; cropping, flipping and scaling to t
 where a batch is one row of pixels of any sizes. Pictures from a cache live on the device and need no workers.
 """
 
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,27 +24,26 @@ from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _AREAS, _ASPECTS = (0.1, 1.0), (0.8, 1.25)  # of a random crop, the paper's
 _EVALUATION_BATCH = 500
+# Pictures that a worker decodes at a time, a part of a batch: 40 MB, of which four a worker wait in shared memory.
+_PART = 100
 
 
 class _Decoding(Dataset[Any]):
-    """Decodes the pictures of a batch; an item is a list of their numbers."""
+    """Decodes a part of a batch; an item is a list of numbers of pictures."""
 
-    def __init__(self, files: list[Path], labels: list[int], short: int, whole: bool) -> None:
-        self.files, self.labels, self.short, self.whole = files, labels, short, whole
+    def __init__(self, files: list[Path], labels: list[int], short: int) -> None:
+        self.files, self.labels, self.short = files, labels, short
 
     def __getitem__(self, rows: list[int]) -> tuple[list[Tensor], Tally]:
-        """The batch, and what was found. In training, another of the batch stands in for a picture that is broken."""
+        """Those pictures that can be read, and what was found."""
         tally = Tally()
         read = [(pictures.decoded(self.files[row], self.short, tally), self.labels[row]) for row in rows]
         good = [(picture, label) for picture, label in read if picture is not None]
-        if not good:
-            raise TreeError(f"no picture of a whole batch can be read, such as {tally.broken[0]}")
-        if self.whole:
-            good += [good[i % len(good)] for i in range(len(rows) - len(good))]
-        sizes = torch.tensor([picture.shape[:2] for picture, _ in good])
+        sizes = torch.tensor([picture.shape[:2] for picture, _ in good], dtype=torch.int64).view(-1, 2)
         areas = sizes.prod(1)
-        pixels = torch.cat([picture.reshape(-1, 3) for picture, _ in good])
-        return [pixels, areas.cumsum(0) - areas, sizes, torch.tensor([label for _, label in good])], tally
+        pixels = torch.cat([torch.empty(0, 3, dtype=torch.uint8), *(picture.reshape(-1, 3) for picture, _ in good)])
+        labels = torch.tensor([label for _, label in good], dtype=torch.int64)
+        return [pixels, areas.cumsum(0) - areas, sizes, labels], tally
 
 
 class ImageNet(Task):
@@ -98,7 +98,7 @@ class ImageNet(Task):
         self._shift = torch.tensor([m / s for m, s in zip(_MEAN, _STD, strict=True)], device=device)
 
     def _open_cache(self, root: Path) -> tuple[int, int]:
-        self.classes, splits, listed = pictures.read_cache(root / f"{self.name}-cache")
+        self.classes, splits, listed = pictures.read_cache(root / f"{self.name}-cache", self._short)
         for name, held in (("train", splits["train"]), ("test", splits["val"])):
             self._held[name] = held.to(self.device)
         return listed["train"], listed["val"]
@@ -113,6 +113,10 @@ class ImageNet(Task):
         self.classes = tree.classes
         for name, split in (("train", "train"), ("test", "val")):
             self._files[name] = tree.files[split], tree.labels[split]
+            if all(pictures.decoded(path, self._short, Tally()) is None for path in tree.files[split]):
+                raise TreeError(
+                    f"none of the {len(tree.files[split])} pictures in {root / self.name / split} can be read"
+                )
         return len(tree.files["train"]), len(tree.files["val"])
 
     def model(self) -> nn.Module:
@@ -146,6 +150,8 @@ class ImageNet(Task):
         """The validation pictures: their middle, once the shorter side is 256. Broken ones are left out, and noted."""
         parts = list(self._rows[split][self.rank :: self.ranks].split(_EVALUATION_BATCH))
         for ragged in self._pictures(split, parts, self._resize, whole=False):
+            if not len(ragged.labels):
+                continue
             boxes = middle_boxes(ragged.sizes, self._side, self._resize)
             yield self.normalised(ragged, boxes, torch.zeros_like(ragged.labels, dtype=torch.bool)), ragged.labels
 
@@ -155,18 +161,28 @@ class ImageNet(Task):
                 yield self._held[split].at(rows.to(self.device))
             return
         files, labels = self._files[split]
+        shares = [rows.split(_PART) for rows in parts]
         workers = 0 if self.smoke else int(os.environ.get("MADAM_WORKERS", min(16, os.cpu_count() or 1)))
         loader: Any = DataLoader(
-            _Decoding(files, labels, short, whole),
+            _Decoding(files, labels, short),
             batch_size=None,
-            sampler=[rows.tolist() for rows in parts],
+            sampler=[rows.tolist() for share in shares for rows in share],
             num_workers=workers,
             prefetch_factor=4 if workers else None,
             pin_memory=self.device.type == "cuda",
         )
-        for tensors, tally in loader:
-            self._note(tally)
-            yield Ragged(*tensors).to(self.device)
+        decoded = iter(loader)
+        for rows, share in zip(parts, shares, strict=True):
+            found = []
+            for tensors, tally in itertools.islice(decoded, len(share)):
+                self._note(tally)
+                found.append(Ragged(*tensors).to(self.device))
+            batch = Ragged.joined(found)
+            if whole and not len(batch.labels):
+                raise TreeError(f"no picture of a whole batch can be read, such as {files[int(rows[0])]}")
+            if whole and len(batch.labels) < len(rows):  # others of the batch stand in
+                batch = batch.at(torch.arange(len(rows), device=self.device) % len(batch.labels))
+            yield batch
 
     def _note(self, tally: Tally) -> None:
         self._tally.merge(tally)
@@ -202,6 +218,7 @@ class Imagenette(ImageNet):
     name = "imagenette"
     metric = "top-1 error % (Imagenette, not ImageNet)"
     crop, resize, short = 112, 128, 128
+    saves_epochs = False  # which take a second or so
     sizes = (9469, 3925)
 
 
