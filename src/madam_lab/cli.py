@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "patterns", nargs="*", default=["digits_madam"],
         help="names of recipes or studies, or patterns such as 'cifar10_*' (default: digits_madam)",
     )  # fmt: skip
-    run.add_argument("--seed", "--seeds", default="0", help="one or several, such as 0,1,2 (default: 0)")
+    run.add_argument("--seed", "--seeds", type=_seeds, default=[0], help="one or several, such as 0,1,2 (default: 0)")
     run.add_argument("--budget", type=_seconds, help="stop in time, such as 9m, 90s or 1h")
     run.add_argument("--data", type=Path, help="folder with the data sets (default: MADAM_DATA, then ./data)")
     run.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override, such as epochs=10")
@@ -134,6 +134,12 @@ def _seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def _seeds(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} are no seeds; use 0, or several such as 0,1,2")
+    return [int(seed) for seed in text.split(",")]
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of runs; use 1 or more")
@@ -194,7 +200,6 @@ def _run(options: argparse.Namespace) -> int:
     chosen = [item.overridden(overrides) for item in _chosen(options.patterns)]
     if options.smoke:
         chosen = [item.as_smoke() for item in chosen]
-    seeds = [int(seed) for seed in options.seed.split(",")]
     with ranks.joined(_device(options.device)) as device:
         first = ranks.here().is_first
         work: Any = queue.work
@@ -204,7 +209,7 @@ def _run(options: argparse.Namespace) -> int:
             work = functools.partial(pool.work, at_once=options.at_once, ahead=options.ahead)
         outcome = work(
             chosen,
-            seeds,
+            options.seed,
             data=data.root(options.data),
             results=options.results,
             folder=options.runs,
@@ -228,8 +233,10 @@ def _device(name: str | None) -> Any:
     import torch
 
     try:
-        return None if name is None else torch.device(name)
-    except RuntimeError as error:
+        device = None if name is None else torch.device(name)
+        torch.empty(0, device=device)
+        return device
+    except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {name}: {str(error).partition(chr(10))[0]}") from error
 
 
@@ -271,6 +278,7 @@ def _cache(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from madam_lab.report.numbers import problems
 
+    _require_folder(options.results)
     found, count = problems(options.results)
     for problem in found:
         print(problem)
@@ -281,10 +289,16 @@ def _verify(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from madam_lab import report
 
+    _require_folder(options.results)
     written = report.write(options.results, options.page, options.tables, options.picture, options.theory_picture)
     for path in written:
         print(path)
     return 0
+
+
+def _require_folder(results: Path) -> None:
+    if not results.is_dir():
+        raise ValueError(f"there is no folder {results} with records; `madam run` writes them, --results says where")
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -154,7 +154,12 @@ def _fetch(source: Source, part: Path, report: Callable[[str], None]) -> None:
                 )
     except urllib.error.HTTPError as error:
         if error.code != 416:  # nothing is left to send
-            raise
+            raise DownloadError(f"{source.address}: {error}") from error
+    except urllib.error.URLError as error:
+        raise DownloadError(
+            f"{source.address} cannot be reached ({error.reason}); fetch it elsewhere and put it here as {part}, "
+            f"and the same command goes on from there"
+        ) from error
     if not _matches(part, source.hash):
         part.unlink()
         raise DownloadError(

@@ -27,4 +27,6 @@ def export(path: Path, target: Path) -> None:
         name: (value.decode() if isinstance(value, LadderTensor) else value).contiguous().clone()
         for name, value in state.items()
     }
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into")
     save_file(dense, target)

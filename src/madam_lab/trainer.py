@@ -61,6 +61,17 @@ class Limits:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def _named(recipe: Recipe, what: str) -> Iterator[None]:
+    """An argument that nobody takes is a recipe's mistake, and not the program's."""
+    try:
+        yield
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise ValueError(f"{recipe.name}: mistaken {what}: {error}") from error
+
+
 class Run:
     """A recipe with a seed, on a device. Its unfinished state lives in ``folder``, until its record is written."""
 
@@ -88,9 +99,12 @@ class Run:
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.deterministic = True  # so that a resumed run is the run that never stopped
-        self.task = TASKS[recipe.task](
-            data, self.device, batch=recipe.batch, seed=seed, smoke=recipe.smoke, **recipe.model
-        )
+        if recipe.task not in TASKS:
+            raise ValueError(f"task {recipe.task!r} is unknown; use one of {', '.join(TASKS)}")
+        with _named(recipe, "model"):
+            self.task = TASKS[recipe.task](
+                data, self.device, batch=recipe.batch, seed=seed, smoke=recipe.smoke, **recipe.model
+            )
         if self.task.takes_slices:
             self.task.rank, self.task.ranks, self.task.total = self.ranks.rank, self.ranks.world, self.ranks.total
         torch.manual_seed(seed)
@@ -99,10 +113,12 @@ class Run:
             recipe = borrowing(recipe, self.model, scales)
         if recipe.ladder is not None:
             # The paper's bound, where a recipe has none of its own, whatever the library's default is.
-            to_ladder_(self.model, recipe.ladder, seed=seed, **{"bound": 3.0, **recipe.conversion})
+            with _named(recipe, "conversion"):
+                to_ladder_(self.model, recipe.ladder, seed=seed, **{"bound": 3.0, **recipe.conversion})
         self.model.to(self.device)
         self.keep = keep
-        self.optimiser = build_optimiser(recipe, self.model, self.device)
+        with _named(recipe, "arguments"):
+            self.optimiser = build_optimiser(recipe, self.model, self.device)
         on_gpu = self.device.type == "cuda"
         self.stepper = Stepper(recipe, self.task, self.model, self.optimiser, on_gpu if compiled is None else compiled)
         self.epoch, self.step, self.seconds = 0, 0, 0.0

@@ -77,6 +77,14 @@ def test_a_budget_is_kept(capsys, tmp_path):
         (["run", "digits_sgd", "--set", "epoch=3"], "a recipe has no field 'epoch'"),
         (["run", "cifar10_sgd", "--data", "/nowhere"], "is missing; `madam data cifar10` downloads it"),
         (["data", "mnist"], "no data set is called 'mnist'"),
+        (["run", "digits_madam", "--set", "task=foo"], "task 'foo' is unknown; use one of digits"),
+        (["run", "digits_madam", "--set", "arguments.foo=1"], "mistaken arguments"),
+        (["run", "digits_sgd", "--set", "arguments.bound=2"], "mistaken arguments"),
+        (["run", "digits_sgd", "--set", "model.depth=2"], "mistaken model"),
+        (["run", "digits_sgd", "--device", "xla:7"], "--device xla:7: "),
+        (["run", "digits_madam", "--scales", __file__], "neither a safetensors file nor a state dict"),
+        (["verify", "--results", "/nowhere"], "there is no folder /nowhere with records"),
+        (["report", "--results", "/nowhere"], "there is no folder /nowhere with records"),
         (["inspect", "/nowhere.safetensors"], "nowhere"),
     ],
 )
@@ -85,6 +93,13 @@ def test_mistakes_end_with_a_message_and_not_a_traceback(arguments, says, capsys
         arguments = [*arguments, "--results", str(tmp_path), "--runs", str(tmp_path)]
     assert main(arguments) == 1
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seeds", ["a", "0,", "-1", ""])
+def test_seeds_are_numbers(seeds, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "digits_sgd", "--seeds", seeds])
+    assert "are no seeds; use 0, or several such as 0,1,2" in capsys.readouterr().err
 
 
 def test_verify_and_report(capsys, tmp_path):

@@ -1,5 +1,6 @@
 """Recipes: the paper's facts, and that every one of them runs."""
 
+import math
 import warnings
 from dataclasses import fields, replace
 
@@ -149,6 +150,18 @@ def test_the_smoke_variant_of_every_recipe_runs(name, tiny, tmp_path):
         ({"clip.x": 1}, "nothing inside"),
         ({"ladder": "paper13"}, "paper13"),
         ({"ladder": 8}, "give a LadderFormat"),
+        ({"lr": 0.1}, r"lr is 0.1, and the schedule has rates of its own; set schedule=, such as \(\(0, 0.1\),\)"),
+        ({"schedule": "cosine"}, "a 'cosine' schedule needs lr="),
+        ({"schedule": "foo", "lr": 0.1}, "schedule 'foo' is unknown; use steps, 'cosine' or 'linear'"),
+        ({"schedule": []}, "it has pairs of an epoch, the first one 0, and a rate"),
+        ({"schedule": 5}, "it has pairs of an epoch"),
+        ({"schedule": [(5, 0.1)]}, "the first one 0"),
+        ({"schedule": [(0, math.nan)]}, "lr is nan; it must be a positive number"),
+        ({"schedule": "cosine", "lr": -1}, "lr is -1; it must be"),
+        ({"clip": -1}, "clip is -1"),
+        ({"warm_up": -1}, "warm_up is -1"),
+        ({"model": "foo"}, "model is 'foo'; set one of its entries"),
+        ({"conversion.bound": 7}, "there is no ladder to convert to"),
     ],
 )
 def test_an_override_that_makes_no_sense_is_refused(changes, says):

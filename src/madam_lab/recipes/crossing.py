@@ -168,11 +168,10 @@ def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
     schedule = changes.pop("schedule", base.schedule)
     if "warm_up" in changes:
         changes["warm_up"] = round(base.epochs * changes["warm_up"])
-    changed = replace(base, **changes)
     if schedule in PARTS:
         rates = PARTS[schedule]
         schedule = tuple((i * (base.epochs // len(rates)), lr) for i, lr in enumerate(rates))
-    return replace(changed, schedule=schedule)
+    return replace(base, **changes, schedule=schedule)
 
 
 def learning_rate_point(of_paper: str) -> Recipe:

@@ -74,12 +74,45 @@ class Recipe:
         for name, known in (("precision", ("bf16", "float32")), ("optimiser", ("sgd", "adam", "adamw", "madam"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
+        for name in ("arguments", "conversion", "model"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; set one of its entries, such as {name}.bound=2")
+        self._check_rates()
+        if self.conversion and self.ladder is None:
+            raise ValueError(f"conversion is {dict(self.conversion)!r}, and there is no ladder to convert to")
         if self.floor is not None and not (self.optimiser == "madam" and self.ladder is None and 0 < self.floor < 1):
             raise ValueError(f"floor is {self.floor!r}; it is a share of the clamp, and of Madam on floats")
         if self.scales is not None and self.optimiser != "madam":
             raise ValueError(f"{self.name}: only Madam has scales to take from a file, and this is {self.optimiser}")
         if self.ladder is not None and not isinstance(self.ladder, LadderFormat):
             raise ValueError(f"ladder is {self.ladder!r}; give a LadderFormat, or a preset's name to --set")
+
+    def _check_rates(self) -> None:
+        """A schedule has rates of its own, or a name and one rate to begin with."""
+        if isinstance(self.schedule, str):
+            if self.schedule not in ("cosine", "linear"):
+                raise ValueError(f"schedule {self.schedule!r} is unknown; use steps, 'cosine' or 'linear'")
+            if self.lr is None:
+                raise ValueError(f"a {self.schedule!r} schedule needs lr=")
+            rates: list[Any] = [self.lr]
+        else:
+            if self.lr is not None:
+                raise ValueError(
+                    f"lr is {self.lr!r}, and the schedule has rates of its own; "
+                    f"set schedule=, such as ((0, {self.lr!r}),)"
+                )
+            try:
+                starts, rates = (list(column) for column in zip(*self.schedule, strict=True))
+            except (TypeError, ValueError):
+                starts = []
+            if starts[:1] != [0] or sorted(set(starts)) != starts:
+                raise ValueError(
+                    f"schedule is {self.schedule!r}; it has pairs of an epoch, the first one 0, and a rate"
+                )
+        for name, values, least in (("lr", rates, 0.0), ("clip", [self.clip], 1e-30), ("warm_up", [self.warm_up], 0)):
+            for value in values:
+                if value is not None and not (isinstance(value, int | float) and least <= value < math.inf):
+                    raise ValueError(f"{name} is {value!r}; it must be a positive number")
 
     def lr_at(self, progress: float) -> float:
         """The learning rate after so many epochs, fractions included."""
@@ -88,14 +121,8 @@ class Recipe:
 
     def _scheduled(self, progress: float) -> float:
         if isinstance(self.schedule, str):
-            if self.lr is None:
-                raise ValueError(f"{self.name}: a {self.schedule!r} schedule needs lr=")
-            left = max(0.0, 1 - progress / self.epochs)
-            if self.schedule == "linear":
-                return self.lr * left
-            if self.schedule == "cosine":
-                return self.lr * 0.5 * (1 - math.cos(math.pi * left))
-            raise ValueError(f"{self.name}: schedule {self.schedule!r} is unknown; use steps, 'cosine' or 'linear'")
+            first, left = self.lr or 0.0, max(0.0, 1 - progress / self.epochs)
+            return first * (left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
         return [lr for start, lr in self.schedule if start <= progress][-1]
 
     def settings(self) -> dict[str, Any]:
