@@ -712,3 +712,22 @@ def test_second_moments_follow_their_parameters_into_another_memory_order():
     assert state["second_moment"].stride() == moved.weight.stride() == (27, 1, 9, 3)
     torch.testing.assert_close(moved.weight, still.weight, rtol=1e-6, atol=0)
     assert torch.equal(state["second_moment"], optimizers[1].state[still.weight]["second_moment"])
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e-6])
+def test_gains_next_to_zero_grow_as_those_that_are_zero(size):
+    p, zero = (nn.Parameter(torch.full((32,), value)) for value in (size, 0.0))
+    optimizer = Madam([p, zero])
+    for _ in range(80):
+        for each in (p, zero):
+            each.grad = -torch.ones_like(each)
+        optimizer.step()
+    torch.testing.assert_close(p, zero, rtol=0.01, atol=2e-5)  # means are dithered
+    assert float(optimizer.state[p]["scale"]) == pytest.approx(0.01)
+    assert "crossing" not in optimizer.state[p]  # by the paper's rule they keep their sign, and grow all the same
+    random = nn.Parameter(torch.full((32,), 2e-4))
+    other = Madam([random, nn.Parameter(torch.full((4,), 1e-5))], zero_scale=0.0)
+    for each in other.param_groups[0]["params"]:
+        each.grad = torch.ones_like(each)
+    other.step()
+    assert [float(state["scale"]) for state in other.state.values()] == pytest.approx([2e-4, 1e-5])

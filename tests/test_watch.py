@@ -37,10 +37,9 @@ def test_a_matrix_that_began_as_zeros_and_reached_its_bound_is_named_once():
     ("model", "madam"),
     [
         (zeroed(), {"bound": None}),
-        (zeroed((2, 2)), {}),  # too few weights to speak of shares
         (nn.Linear(4, 8), {}),  # only its bias grew out of zeros, or reached the bound of what it began with
     ],
-    ids=["no bound", "tiny", "not zeros"],
+    ids=["no bound", "not zeros"],
 )
 def test_there_is_no_warning_where_nothing_is_held_back_from_zero(model, madam):
     assert [said for said in trained(model, **madam) if "began as zeros" in said] == []
@@ -92,6 +91,32 @@ def test_without_names_matrices_are_described_by_their_shape():
 
     with pytest.warns(UserWarning, match=r"a tensor of shape \(4, 8\) is at its bound"):
         train()
+
+
+class Policy(nn.Module):
+    """As in policy gradients: a vector of logarithms that begins as zeros, of few weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.log_std = nn.Linear(8, 4), nn.Parameter(torch.zeros(4))
+
+
+def test_few_weights_are_named_when_most_of_them_are_held_back():
+    said = trained(Policy())
+    assert [message for message in said if message.startswith("100 % of log_std is at its bound, 5 x 0.01")]
+    codes = to_ladder_(Policy(), 8)
+    assert [message for message in trained(codes) if "100 % of the codes of log_std are at the upper end" in message]
+
+
+def test_half_of_few_weights_at_their_bound_are_no_matter():
+    p = nn.Parameter(torch.full((4,), 0.1))
+    optimizer = Madam([("gains", p)], lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(120):
+            p.grad = torch.tensor([-1.0, -1.0, 0.0, 0.0])
+            optimizer.step()
+    assert int((p > 0.49).sum()) == 2
 
 
 def test_a_group_without_parameters_is_no_trouble():

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torchmadam import shards
 from torchmadam.ladder.convert import replace_tensors
 from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import require_module
 
 
 class Average:
@@ -48,7 +49,10 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[nn.Module]:
-        """Inside this context the model computes with the mean; afterwards its own parameters are back, untouched."""
+        """Inside this context the model computes with the mean; afterwards its own parameters are back, untouched.
+
+        It is for evaluation: what the model has inside needs no gradients, and a backward pass through it fails.
+        """
         if not self._means:
             raise RuntimeError("there is no average yet; call update() after a step first")
         own, means = self._averaged(), dict[str, Tensor]()
@@ -112,6 +116,7 @@ def average(model: nn.Module, decay: float | None = 0.999) -> Average:
     averaged alike; other buffers are the model's own. For the mean's exact statistics run
     ``torch.optim.swa_utils.update_bn`` inside :meth:`Average.applied`; what it writes there is gone afterwards.
     """
+    require_module(model, "average")
     return Average(model, decay)
 
 

@@ -24,6 +24,8 @@ _GUESTS = frozenset(
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Sums of squares are taken over so many elements at a time: in one go float32 loses digits, and float64 takes memory.
 _CHUNK = 2**22
+# Tensors whose RMS is below this share of zero_scale are as good as zeros. No initialisation at random is so small.
+_NEXT_TO_ZERO = 0.01
 
 
 def param_groups(
@@ -137,7 +139,8 @@ def starting_point(
     """Sigma and the crossing override of each parameter at its first step, and which of them can never move.
 
     An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead: crossing
-    1, and ``zero_scale`` as its sigma. ``zero_scale=0`` leaves it alone, as the paper does.
+    1, and ``zero_scale`` as its sigma. ``zero_scale=0`` leaves it alone, as the paper does. What is next to zero on
+    purpose (LayerScale's gains of 1e-5, heads that begin silent) is to grow far beyond its size, and gets it, too.
     """
     scales: list[float] = []
     crossings: list[float | None] = []
@@ -155,6 +158,8 @@ def starting_point(
             elif scale is None or group.get("crossing", 0) == 0:
                 crossing = 0.0
                 stuck.append(i)
+        elif scale is None and measured < _NEXT_TO_ZERO * group["zero_scale"]:
+            scale = group["zero_scale"]
         scales.append(measured if scale is None else scale)
         crossings.append(crossing)
         limit = scales[-1] * (group.get("bound") or 1.0)

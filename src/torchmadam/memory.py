@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from torchmadam import shards
 from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import require_module
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def memory(model: nn.Module, optimizer: Optimizer | None = None) -> Memory:
     Call it after a step, when the optimiser has its state; and before ``zero_grad`` to see the gradients. Any PyTorch
     optimiser will do, so that one can compare. Of what is spread over ranks, only what is here counts.
     """
+    require_module(model, "memory")
     params = {id(p): shards.local(p) for p in model.parameters()}
     coded = [p for p in params.values() if isinstance(p, LadderTensor)]
     state = [

@@ -14,10 +14,10 @@ from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 
 # Looking at all weights reads them once more, and at codes synchronises with the device, so it is done rarely.
-_EARLY, _EVERY = (10, 100), 1000
+_EARLY, _EVERY = (10, 100, 300), 1000
 _FULL = 0.2
 _FULL_OF_FLOATS = 0.3  # a last layer that learns well may have a quarter of its weights there
-_FEWEST = 16  # weights of a tensor whose share at the end means something
+_FEW, _FULL_OF_FEW = 16, 0.5  # of a tensor of fewer weights than 16, two or three at the end mean nothing
 
 # A parameter's name, itself, its scale, and whether it began as zeros.
 _Float = tuple[str | None, Tensor, Tensor, bool]
@@ -94,14 +94,11 @@ class Watch:
         fresh = [
             (name, here)
             for name, p in zip(names, group["params"], strict=True)
-            if isinstance(here := shards.local(p), LadderTensor)
-            and p.grad is not None
-            and id(here) not in self._said
-            and here.numel() >= _FEWEST
+            if isinstance(here := shards.local(p), LadderTensor) and p.grad is not None and id(here) not in self._said
         ]
         shares = [_share_at_the_end(p) for _, p in fresh]
         for (name, p), share in zip(fresh, [float(share) for share in shares], strict=True):
-            if share > _FULL:
+            if share > _most(p, _FULL):
                 self._said.add(id(p))
                 label = name or p.label or f"a tensor of shape {tuple(p.shape)}"
                 warn(
@@ -145,7 +142,7 @@ class Watch:
     def _warn_of_floats(self, found: Tensor, own: list[_Float], bound: float) -> None:
         for (name, p, _, zeros), share, scale in zip(own, *found.tolist(), strict=True):
             # Not a number: of a shard that is empty. No scale: zeros that are to stay.
-            if not scale or not share > (_FULL if zeros else _FULL_OF_FLOATS):
+            if not scale or not share > _most(p, _FULL if zeros else _FULL_OF_FLOATS):
                 continue
             self._said.add(id(p))
             where = (
@@ -167,10 +164,13 @@ def _matters(name: str | None, p: Tensor, zeros: bool) -> bool:
     """Whether a share of this float tensor says something. Biases that began as zeros: zero_scale is made for them."""
     if isinstance(shards.local(p), LadderTensor):
         return False
-    if not zeros:
-        return p.numel() >= _FEWEST
     is_bias = p.dim() == 1 if name is None else "bias" in name.rpartition(".")[2]
-    return not is_bias and (p.numel() >= _FEWEST or p.dim() == 0)
+    return not (zeros and is_bias)
+
+
+def _most(p: Tensor, usual: float) -> float:
+    """The share of a tensor's weights that may be at their end."""
+    return usual if p.numel() >= _FEW else _FULL_OF_FEW
 
 
 def _share_at_the_bound(p: Tensor, limit: Tensor) -> Tensor:

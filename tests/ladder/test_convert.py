@@ -232,7 +232,7 @@ def test_an_outlier_among_trained_weights_does_not_make_the_steps_of_others_larg
     ("arguments", "says"),
     [
         ({"init": "random"}, "init='random' is unknown"),
-        ({"bits": 16}, "stored_bits=16: a signed ladder has 2 to 15 bits"),
+        ({"bits": 16}, "a signed ladder of 16 bits cannot be made: it has 2 to 15"),
         ({"bits": "nine"}, "no ladder is named 'nine'"),
         ({"bound": 0.0}, "bound=0.0 cannot work"),
         ({"dtype": torch.int32}, r"dtype=torch\.int32 cannot be the dtype of gradients"),
@@ -246,7 +246,7 @@ def test_an_outlier_among_trained_weights_does_not_make_the_steps_of_others_larg
         ({"scale": 1e39}, "which float32 cannot hold"),
         ({"sign_seed": 1, "init": "nearest", "bits": "paper8"}, "sign_seed replaces signs"),
         ({"sign_seed": 1}, "only the paper's ladders, such as .paper12., have any"),
-        ({"bits": 12.0}, "a signed ladder has 2 to 15 bits"),
+        ({"bits": 12.0}, "it has 2 to 15"),
     ],
 )
 def test_bad_arguments_raise_before_anything_is_changed(arguments, says):
@@ -555,3 +555,23 @@ def test_a_state_from_codes_goes_on_with_floats_and_back():
     step(coded, optimizers[0])
     assert float(optimizers[0].state[coded.weight]["step"]) == 3
     assert "scale" not in optimizers[0].state[coded.weight]
+
+
+def test_an_embedding_that_rescales_its_rows_is_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"parameter '0.weight' is of an embedding with max_norm.*leave it out"):
+        to_ladder_(model)
+    assert not isinstance(model[1].weight, LadderTensor)
+    to_ladder_(model, filter=lambda name, p: not name.startswith("0."))
+    model(torch.tensor([1, 2])).sum().backward()
+
+
+def test_a_filter_is_a_function():
+    with pytest.raises(TypeError, match="filter='x' is no function"):
+        to_ladder_(nn.Linear(2, 2), filter="x")
+
+
+@pytest.mark.parametrize("function", [torchmadam.summary, torchmadam.memory, torchmadam.average])
+def test_what_wants_a_model_says_so(function):
+    with pytest.raises(TypeError, match=f"{function.__name__} takes a model, an nn.Module, and got a OrderedDict"):
+        function(nn.Linear(2, 2).state_dict())

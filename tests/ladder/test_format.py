@@ -80,7 +80,7 @@ def test_formats_are_frozen_hashable_and_equal_by_value():
         (lambda: LadderFormat.paper(12, -0.001), "make no ladder"),
         (lambda: LadderFormat.paper(12, math.nan), "make no ladder"),
         (lambda: LadderFormat.signed(8, 0.0), r"crossing 0 is LadderFormat\.paper"),
-        (lambda: LadderFormat.signed(1), "2 to 15 bits"),
+        (lambda: LadderFormat.signed(1), "2 to 15"),
         (lambda: LadderFormat(256, 0.01, 1.0), "must be odd"),
         (lambda: LadderFormat(255, 1000.0, 1.0), r"use LadderFormat\.signed"),
         (lambda: LadderFormat.paper(8.5, 0.001), "1 to 15 bits"),

@@ -230,6 +230,8 @@ def test_layers_are_the_users_choice():
     assert set(found.values()) == {0.0}
     with pytest.raises(ValueError, match="no layers"):
         safe_lr(model, closure, layers=lambda name, p: None)
+    with pytest.raises(TypeError, match="the closure returned a float; it must return the loss, a tensor"):
+        safe_lr(model, lambda: 1.0)
 
 
 def test_with_crossing_the_angle_and_the_size_of_a_layer_change():

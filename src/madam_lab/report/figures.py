@@ -16,6 +16,8 @@ KINDS = {
     "madam_12bit": "12-bit Madam",
     "madam_signed8": "signed 8-bit Madam",
 }
+# In the learning-rate figure: all of these by the paper's rule, and the library's default.
+COMPARED = {**KINDS, "ours": "Madam, ours"}
 TASK_TITLES = {
     "digits": "Digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wikitext2": "WikiText-2",
     "cgan": "CIFAR-10 GAN", "imagenet": "ImageNet", "imagenette": "Imagenette (not ImageNet)",
@@ -27,7 +29,7 @@ _PLOTTED = {"wikitext2": ("validation perplexity", "perplexity"), "cgan": ("FID 
 def learning_rates(results: Results, task: str) -> str | None:
     """The paper's learning-rate figure for one task: best error over error, so that 1 marks the best learning rate."""
     series = []
-    for kind, title in {**KINDS, "ours": "Madam, ours"}.items():
+    for kind, title in COMPARED.items():
         errors = {lr: results.mean(f"{task}_lr_{kind}_{lr:g}") for lr in LEARNING_RATES}
         ran = {lr: e for lr, e in errors.items() if e is not None}
         best = min(ran.values(), default=math.inf)

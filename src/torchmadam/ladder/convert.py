@@ -52,7 +52,7 @@ def to_ladder_(
         bound: the ladder's limit sigma* is this many times a tensor's scale. None: 5, on the paper's ladders 3; but
             under "nearest", unless ``scale`` is given, the limit is the tensor's absolute maximum.
         scale: of all tensors, or by name (:func:`torchmadam.scales_of`); None measures each tensor's RMS.
-        zero_scale: the scale of tensors that are all zeros.
+        zero_scale: the scale of tensors that are all zeros, or whose RMS is below a hundredth of this.
         seed: of the rungs drawn, and of the signs of weights that have none.
         sign_seed: draw the signs from this seed and store them nowhere. Tensors without negative weights stay positive.
         dtype: what the tensors decode to, and the dtype of their gradients; None keeps each parameter's own.
@@ -152,6 +152,8 @@ def _chosen(
         for m in model.modules()
         if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.padding_idx is not None and not ladder.is_signed
     }
+    if filter is not None and not callable(filter):
+        raise TypeError(f"filter={filter!r} is no function; give one of name and parameter that says what to convert")
     chosen = {
         p: name
         for name, p in model.named_parameters()
@@ -170,7 +172,17 @@ def _chosen(
             f"nothing is left to convert to {ladder}: the weights are codes already ({', '.join(map(str, coded))}); go "
             f"back to floats with torchmadam.to_dense_(model) first"
         )
+    renormed = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None
+    }
     for p, name in chosen.items():
+        if id(p) in renormed:
+            raise ValueError(
+                f"{describe(name)} is of an embedding with max_norm, which writes floats into it in a forward pass; "
+                f"leave it out with filter=, or do without max_norm"
+            )
         if shards.is_sharded(p) or p.is_meta:
             raise ValueError(
                 f"{describe(name)} is {'sharded' if shards.is_sharded(p) else 'on the meta device'}; convert before "

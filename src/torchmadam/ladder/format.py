@@ -93,7 +93,7 @@ class LadderFormat:
     def signed(cls, stored_bits: int, crossing: float = 1.0) -> "LadderFormat":
         """The ladder through zero, in exactly this many bits. Its outermost rungs lie at -sigma* and +sigma*."""
         if type(stored_bits) is not int or not 2 <= stored_bits <= 15:
-            raise ValueError(f"stored_bits={stored_bits}: a signed ladder has 2 to 15 bits")
+            raise ValueError(f"a signed ladder of {stored_bits} bits cannot be made: it has 2 to 15")
         if not 0 < crossing < math.inf:
             raise ValueError(
                 f"crossing={crossing}: a signed ladder needs crossing > 0; crossing 0 is LadderFormat.paper"

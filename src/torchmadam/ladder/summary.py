@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchmadam import shards
 from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import require_module
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def summary(model: nn.Module) -> Summary:
     Many codes at the top mean that weights want to grow past the bound; many at the bottom, that they want to vanish.
     Of what is spread over ranks, only what is here counts.
     """
+    require_module(model, "summary")
     return Summary(tuple(_row(name, param) for name, param in model.named_parameters()))
 
 

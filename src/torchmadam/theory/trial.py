@@ -51,6 +51,8 @@ class Trial:
         self.reset()
         with torch.enable_grad():
             loss = closure()
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"the closure returned a {type(loss).__name__}; it must return the loss, a tensor")
             found = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
         named = zip(self.weights.items(), found, strict=True)
         return float(loss.detach()), {name: torch.zeros_like(w) if g is None else g.detach() for (name, w), g in named}
