@@ -243,3 +243,37 @@ def test_an_8_bit_moment_steps_as_without_it():
                 p.grad = draw(p.shape, 10 * t + i)
             optimizer.step()
     assert all(torch.equal(p, q) for p, q in zip(*(m.parameters() for m in models), strict=True))
+
+
+@needs_cc
+def test_a_tensor_steps_alike_whatever_else_is_stepped_with_it():
+    """In vectors that begin at the same weights, however many threads share the work."""
+    torch.manual_seed(0)
+    shapes = [(331, 301), (331,), (401, 331), (401,), (7, 401)]
+    together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    apart = copy.deepcopy(together)
+    one, each = Madam(together, compile=True), [Madam([p], compile=True) for p in apart]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(3):
+            for p, q in zip(together, apart, strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+            one.step()
+            for number, optimizer in enumerate(each):  # which keys the dither of means
+                optimizer.state[apart[number]]["index"] = number
+                optimizer.step()
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(p, q) for p, q in zip(together, apart, strict=True))
+
+
+@needs_cc
+def test_weights_far_beyond_their_scale_stay_numbers():
+    plain, fast = (nn.Parameter(torch.tensor([1.0, -2.0, 0.5])) for _ in range(2))
+    for p, compile in ((plain, False), (fast, True)):
+        optimizer = Madam([p], scale=1e-21, compile=compile, weight_decay=0.0, bound=None)
+        p.grad = torch.tensor([0.0, 1.0, -1.0])
+        optimizer.step()
+    torch.testing.assert_close(fast, plain)

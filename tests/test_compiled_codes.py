@@ -118,15 +118,16 @@ def test_what_is_not_taken_steps_as_it_would_without(more, rule):
     assert_alike(plain, fast)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("ladder", "sign_seed"), [("signed8", None), ("paper10", 3)])
-def test_a_shard_steps_as_its_rows_of_the_whole(ladder, sign_seed):
-    """Random bits, and signs from a seed, go by the position in the whole tensor."""
+def test_a_shard_steps_as_its_rows_of_the_whole(ladder, sign_seed, momentum):
+    """Random bits, signs from a seed and the dither of means go by the position in the whole tensor."""
     holder = nn.ParameterList([nn.Parameter(torch.ones(12, 37))])
     to_ladder_(holder, ladder, init="uniform", sign_seed=sign_seed)
     planes, coding = holder[0].planes, holder[0].coding
     grad = torch.randn(12, 37, generator=torch.Generator().manual_seed(2))
     rule = {
-        "lr": 0.01, "momentum": 0.0, "beta": 0.9, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True,
+        "lr": 0.01, "momentum": momentum, "beta": 0.9, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True,
         "rounding": "stochastic", "maximize": False, "streams": [noise.stream(0, 0)], "compile": True,
     }  # fmt: skip
     found = []
@@ -135,10 +136,12 @@ def test_a_shard_steps_as_its_rows_of_the_whole(ladder, sign_seed):
         own = replace(coding, shape=shape, first_row=rows.start, whole_rows=12)
         parts = [plane[rows].clone() for plane in planes]
         state = torch.zeros(shape), torch.zeros(()), torch.zeros((), dtype=torch.int64)
-        ops.coded_step_([parts], [own], [grad[rows]], [], [state[0]], [], [state[1]], [state[2]], **rule)
-        found.append(own.unpack(parts))
-    assert torch.equal(found[0][5:9], found[1])
-    assert not torch.equal(found[1], coding.unpack(planes)[5:9])
+        means = [torch.zeros(shape, dtype=torch.bfloat16)] if momentum else []
+        ops.coded_step_([parts], [own], [grad[rows]], means, [state[0]], [], [state[1]], [state[2]], **rule)
+        found.append((own.unpack(parts), *means))
+    for whole, shard in zip(*found, strict=True):
+        assert torch.equal(whole[5:9], shard)
+    assert not torch.equal(found[1][0], coding.unpack(planes)[5:9])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -308,6 +308,35 @@ def test_a_coded_lstm_runs_on_cudnn():
     Madam(cell.parameters()).step()
 
 
+def test_codes_that_no_kernel_takes_step_as_on_a_cpu():
+    """Signs from a seed in another order than row-major: the reference steps them, with the default's momentum."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+    there = torchmadam.to_ladder_(conv, "paper12", sign_seed=1)
+    here = copy.deepcopy(there).cuda()
+    for model in (there, here):
+        optimizer = Madam(model.parameters())
+        for seed in range(3):
+            put_gradients(model.parameters(), seed)
+            optimizer.step()
+    for p, q in zip(there.parameters(), here.parameters(), strict=True):
+        assert torch.equal(p.decode(), q.decode().cpu())
+
+
+def test_a_model_that_was_float64_goes_on_in_float32():
+    torch.manual_seed(0)
+    there = nn.Linear(8, 8).double()
+    here = copy.deepcopy(there).cuda()
+    for model in (there, here):
+        optimizer = Madam(model.parameters())
+        for dtype in (torch.float64, torch.float32):
+            model.to(dtype)
+            put_gradients(model.parameters(), 1)
+            optimizer.step()
+    for p, q in zip(there.parameters(), here.parameters(), strict=True):
+        torch.testing.assert_close(q.cpu(), p)
+
+
 def test_a_backward_through_a_weight_that_a_kernel_changed_raises():
     for make in (lambda: nn.Linear(16, 16), lambda: torchmadam.to_ladder_(nn.Linear(16, 16), "paper12")):
         net = nn.Sequential(make(), nn.Tanh(), make()).cuda()

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchmadam
 from compiler import needs_a_compiler
-from torchmadam import Madam
+from torchmadam import Madam, to_ladder_
 from torchmadam.repeat import situation_of
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -731,3 +731,45 @@ def test_gains_next_to_zero_grow_as_those_that_are_zero(size):
         each.grad = torch.ones_like(each)
     other.step()
     assert [float(state["scale"]) for state in other.state.values()] == pytest.approx([2e-4, 1e-5])
+
+
+def test_a_scale_follows_the_dtype_of_its_parameter():
+    model = nn.Linear(8, 8).double()
+    optimizer = Madam(model.parameters())
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        model.to(dtype)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        wide = torch.promote_types(dtype, torch.float32)
+        assert {state["scale"].dtype for state in optimizer.state.values()} == {wide}
+
+
+def test_a_parameter_of_a_new_group_gets_random_bits_of_its_own():
+    a, b, c = (nn.Parameter(torch.randn(8).bfloat16()) for _ in range(3))
+    optimizer = Madam([{"params": [a]}, {"params": [b]}])
+    for p in (a, b, c):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    del optimizer.param_groups[0]
+    optimizer.add_param_group({"params": [c]})
+    optimizer.step()
+    indices = [optimizer.state[p]["index"] for p in (a, b, c)]
+    assert len(set(indices)) == 3
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("kind", ["float32", "8bit"])
+def test_a_second_moment_that_is_not_wanted_any_more_is_dropped(kind, coded):
+    model = nn.Linear(16, 16)
+    if coded:
+        to_ladder_(model)
+    optimizer = Madam(model.parameters(), second_moment=kind)
+    for wanted in (kind, "none", kind):
+        optimizer.param_groups[0]["second_moment"] = wanted
+        for p in model.parameters():
+            p.grad = torch.ones(p.shape)
+        optimizer.step()
+        for state in optimizer.state.values():
+            assert ("second_moment" in state) == (wanted != "none")
+            assert ("exponents" in state) == (wanted == "8bit")

@@ -84,3 +84,14 @@ def test_the_table_of_docs_memory_is_the_sum_of_its_parts():
         assert numbers == [f"{each:.2f}", *(f"{each * n:.1f}" for n in (1, 7, 70))], name
     stored = LadderFormat.preset("signed12").stored_bits, LadderFormat.preset("signed8").stored_bits
     assert stored == (12, 8)
+
+
+def test_moments_of_single_and_of_complex_weights_are_moments():
+    model = nn.ParameterList([nn.Parameter(torch.randn(10, dtype=torch.complex64)), nn.Parameter(torch.tensor(1.0))])
+    optimizer = Madam(model.parameters())
+    for p in model:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    found = memory(model, optimizer)
+    assert found.moments == 6 * 21  # four bytes and two for each number
+    assert found.counters == 2 * (4 + 8 + 4)  # step, count and scale

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 import torchmadam
 from compiler import needs_cc
-from torchmadam import LadderFormat, Madam, held, release_gradients, to_ladder_
+from torchmadam import LadderFormat, Madam, held, mean, moment, release_gradients, to_ladder_
 
 RULES = [
     {"momentum": 0.9},
@@ -405,3 +405,36 @@ def test_a_compiled_step_is_the_step():
     for a, b in zip(*(values(*run) for run in runs), strict=True):
         torch.testing.assert_close(a, b, rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-5, atol=0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_what_is_returned_comes_whole_within_the_room_for_it():
+    for m, share in ((0.9, 1 / 9), (0.5, 1.0), (0.3, 1.0), (0.0, 0.0)):
+        assert mean.returned(m) == pytest.approx(share)
+        # A step takes m of what its mean holds, so that this much of a rung comes with one step at most.
+        assert mean.room(m) == pytest.approx(m * share)
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=needs_cc)])
+def test_a_moment_that_overflows_leaves_no_mean_that_is_no_number(compile):
+    (p,) = to_ladder_(nn.ParameterList([nn.Parameter(torch.randn(64))]), 8).parameters()
+    optimizer = Madam([p], beta=0.9, compile=compile)
+    p.grad = torch.full((64,), 5e18)
+    optimizer.step()
+    optimizer.param_groups[0]["beta"] = 0.999  # v / (1 - beta^t) is infinite for a while
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.state[p]["step_moment"].isfinite().all()
+
+
+def test_the_largest_step_goes_where_the_gradients_are():
+    """A GPU refuses to clamp by a tensor that is elsewhere."""
+    seen = []
+
+    class Watched(torch.Tensor):
+        def clamp_(self, low, high):
+            seen.append((low.device.type, high.device.type))
+            return self
+
+    there = torch.ones(3, device="meta")
+    moment.normalised(there.as_subclass(Watched), there, None, max_step=torch.tensor(8.0))
+    assert seen == [("meta", "meta")]

@@ -21,11 +21,14 @@ def mean_name(p: Tensor) -> str:
 def prepare(state: dict[str, Any], p: Tensor, kind: str, momentum: float, stream: int) -> None:
     """See to it that a parameter's state has a second moment of this kind, in the parameter's memory order.
 
-    And a first moment, if there is momentum. That order changes with ``model.to(memory_format=...)``, the kind when
-    somebody edits a param group. The moments of a sharded parameter are sharded alike.
+    And a first moment, if there is momentum; what the rule has no use for is dropped. That order changes with
+    ``model.to(memory_format=...)``, the kind when somebody edits a param group. The moments of a sharded parameter are
+    sharded alike.
     """
     _prepare_mean(state, p, momentum)
     if kind == "none":
+        state.pop("second_moment", None)
+        state.pop("exponents", None)
         return
     whole, p = p, shards.local(p)
     real = groups.as_real(p)

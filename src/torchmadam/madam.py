@@ -309,12 +309,18 @@ class Madam(Optimizer):
             if coded:  # what it had as a float
                 state.pop("scale", None)
                 state.pop("crossing", None)
+            elif state["scale"].dtype != (wide := _wide(p)):  # of a state from when the parameter had another dtype
+                state["scale"] = state["scale"].to(wide)
             stream = noise.stream(group["seed"], state["index"])
             held.prepare(state, p, group["second_moment"], group["momentum"], stream)
         return ready
 
     def _init_state(self, group: dict[str, Any], names: list[str | None], params: list[Any], *, coded: bool) -> None:
         position = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
+        taken = {own["index"] for own in self.state.values()}  # perhaps by one whose group has moved up
+        for p in params:
+            if position[p] in taken and p not in self.state:
+                position[p] = max(*taken, *position.values()) + 1
         states: list[dict[str, Any]] = [
             {
                 "step": torch.zeros((), dtype=torch.float32, device=p.device),
@@ -326,8 +332,7 @@ class Madam(Optimizer):
         if not coded:  # a coded parameter carries its own scale
             scales, crossings, stuck = groups.starting_point(group, names, params)
             for p, state, scale, crossing in zip(params, states, scales, crossings, strict=True):
-                wide = torch.promote_types(groups.as_real(p).dtype, torch.float32)
-                state["scale"] = torch.full((), scale, dtype=wide, device=p.device)
+                state["scale"] = torch.full((), scale, dtype=_wide(p), device=p.device)
                 if crossing is not None:
                     state["crossing"] = crossing
             if stuck:
@@ -397,6 +402,10 @@ class Madam(Optimizer):
             for name in (*held.MEANS, "second_moment"):
                 if name in own:
                     own[name] = shards.part_of(own[name], p)
+
+
+def _wide(p: Tensor) -> torch.dtype:
+    return torch.promote_types(groups.as_real(shards.local(p)).dtype, torch.float32)
 
 
 def _is_coded(p: Tensor) -> bool:

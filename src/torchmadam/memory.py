@@ -7,8 +7,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchmadam import shards
+from torchmadam.held import MEANS
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import require_module
+
+# What Madam has for each weight, a single one or a complex one too; others' moments are known by their shape.
+_OURS = (*MEANS, "second_moment", "exponents")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def memory(model: nn.Module, optimizer: Optimizer | None = None) -> Memory:
     params = {id(p): shards.local(p) for p in model.parameters()}
     coded = [p for p in params.values() if isinstance(p, LadderTensor)]
     state = [
-        (shards.local(value), name == "exponents" or (value.numel() >= p.numel() and value.dim() == p.dim() > 0))
+        (shards.local(value), name in _OURS or (value.numel() >= p.numel() and value.dim() == p.dim() > 0))
         for p, held in (optimizer.state.items() if optimizer is not None else ())
         for name, value in held.items()
         if isinstance(value, Tensor)

@@ -38,6 +38,8 @@ def normalised(grad: Tensor, moment: Tensor, correction: Tensor | None, *, max_s
     moment knows nothing, because its square is too small for float32, counts as 0 as well.
     """
     u = (grad / rms(moment, correction)).nan_to_num_(0.0, 0.0, 0.0)
+    if isinstance(max_step, Tensor):
+        max_step = max_step.to(u.device)  # a GPU does not clamp by a number that is elsewhere
     return u.clamp_(-max_step, max_step)  # type: ignore[arg-type]  # which takes either
 
 

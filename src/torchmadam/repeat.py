@@ -91,6 +91,8 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
         return None  # nothing to step, or the first step of some
     if not group["momentum"] and ("first_moment" in held[0] or "step_moment" in held[0]):
         return None  # the first step without momentum, which drops them
+    if group["second_moment"] == "none" and "second_moment" in held[0]:
+        return None  # likewise
     try:
         moments = [each[name] for name in _MOMENTS[group["second_moment"]] for each in held]
         if group["momentum"]:

@@ -241,7 +241,7 @@ def madam_coded_(
                 codes = torch.where(usable, codes, old)
             if average is not None and new_mean is not None:
                 if feeds and usual is not None:
-                    back = dropped * (usual * share)
+                    back = (dropped * (usual * share)).nan_to_num_(0.0, 0.0, 0.0)
                     new_mean = new_mean + (back if usable is None else torch.where(usable, back, 0.0))
                 average.store_(new_mean)
             # The plane of signs comes last, and signs are frozen.

@@ -54,6 +54,19 @@ def test_a_rank_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path):
     assert len([entry for entry in tmp_path.iterdir() if entry.is_dir()]) == 1
 
 
+def test_state_that_a_checkpoint_has_not_is_gone_after_loading_it(tmp_path):
+    models = [nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(2)]
+    optimizers = [Madam(model.parameters()) for model in models]
+    models[0][0].weight.grad = torch.ones(3, 3)
+    for p in models[1].parameters():
+        p.grad = torch.ones_like(p)
+    for optimizer in optimizers:
+        optimizer.step()
+    save(tmp_path, models[0], optimizers[0])
+    load(tmp_path, models[1], optimizers[1])
+    assert list(optimizers[1].state) == [models[1][0].weight]
+
+
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
     model = work.build("paper12")
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):

@@ -35,6 +35,21 @@ def test_narrow_floats_round_by_their_place_in_the_whole_tensor(step):
     assert not torch.equal(stranger, whole[301:])
 
 
+@pytest.mark.parametrize("step", [update.madam_, pytest.param(compiled.float_step, marks=needs_cc)])
+def test_means_round_by_their_place_in_the_whole_tensor(step):
+    w, g = torch.randn(1000), torch.randn(1000)
+    rule = {**RULE, "momentum": 0.9, "bound": 3.0, "rounding": None, "streams": [5], "crossings": [1.0]}
+
+    def mean(rows, **more):
+        held = torch.zeros(len(w[rows]), dtype=torch.bfloat16)
+        step([w[rows].clone()], [g[rows].clone()], [held], [torch.zeros(len(held))], [], *scalars(), **rule, **more)
+        return held
+
+    whole = mean(slice(None))
+    assert torch.equal(mean(slice(301, 1000), firsts=[301]), whole[301:])
+    assert not torch.equal(mean(slice(301, 1000)), whole[301:])
+
+
 @needs_cc
 def test_compiled_steps_know_positions_beyond_32_bits():
     w, g = torch.randn(64).bfloat16(), torch.randn(64).bfloat16()

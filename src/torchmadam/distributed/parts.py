@@ -134,7 +134,8 @@ class Filling:
         return state
 
     def finish(self) -> None:
-        """Put state and arguments into the optimiser."""
+        """Put state and arguments into the optimiser, in the place of what it had."""
+        self._optimizer.state.clear()
         for p, state in self._states:
             if not _is_first(p):  # of a count over all ranks, which is saved as a sum
                 state["nonfinite"].zero_()

@@ -123,7 +123,7 @@ static inline __attribute__((always_inline)) void step_range(
             /* w cosh a - sqrt(w^2 + width^2) sinh a, the same rule; no digits are lost at these a. */
             float ca = 1.0f + s * (1 / 2.0f + s * (1 / 24.0f + s * (1 / 720.0f + s * (1 / 40320.0f))));
             float sa = a * (1.0f + s * (1 / 6.0f + s * (1 / 120.0f + s * (1 / 5040.0f))));
-            moved = w * ca - (crosses ? t.width * sqrtf(1.0f + x * x) : fabsf(w)) * sa;
+            moved = w * ca - (crosses && x < 1e9f ? t.width * sqrtf(1.0f + x * x) : fabsf(w)) * sa;
         } else {
             float sign = copysignf(1.0f, w);
             float grown = exponential(-a * sign);
@@ -166,11 +166,12 @@ static void step_part(Tensor *t, int64_t first, int64_t last, int kind) {
     CASES(BFLOAT16_STOCHASTIC)
 }
 
-/* Every thread takes an equal share of all weights, and so perhaps of several tensors. */
+/* Every thread takes an equal share of all weights, and so perhaps of several tensors. They are cut at multiples of 64:
+no two threads write to one line of a cache, and vectors are the same ones whatever else is stepped with a tensor. */
 static void step_share(Tensor *tensors, int64_t count, int64_t begin, int64_t end, int kind) {
     for (int64_t i = 0, at = 0; i < count; at += tensors[i++].count) {
-        int64_t first = begin > at ? begin - at : 0;
-        int64_t last = end - at < tensors[i].count ? end - at : tensors[i].count;
+        int64_t first = begin > at ? (begin - at) / 64 * 64 : 0;
+        int64_t last = end <= at ? 0 : end - at < tensors[i].count ? (end - at) / 64 * 64 : tensors[i].count;
         if (first < last)
             step_part(&tensors[i], first, last, kind);
     }
@@ -184,7 +185,7 @@ void madam_step(Tensor *tensors, int64_t count, int kind, int threads) {
 #pragma omp parallel num_threads(threads)
     {
         int64_t all = omp_get_num_threads(), own = omp_get_thread_num();
-        int64_t share = (total / all + 64) / 64 * 64; /* no two threads write to one line of a cache */
+        int64_t share = total / all + 1;
         step_share(tensors, count, own * share, (own + 1) * share < total ? (own + 1) * share : total, kind);
     }
 #else

@@ -4,6 +4,7 @@ Built by compiled.py like step.c, but without fused multiply-adds, since codes a
 A block of a row is taken out of its planes into integers, stepped and put back; every loop is written to be
 vectorised. */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -207,7 +208,8 @@ static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t colu
             for (int j = 0; j < count; j++) {
                 float dropped = move[j] - floorf(move[j] + between[j]);
                 dropped = r->is_signed || negative[j] ? -dropped : dropped;
-                float sum = new_means[j] + dropped * (usual[j] * returned);
+                float back = dropped * (usual[j] * returned);
+                float sum = new_means[j] + (fabsf(back) <= FLT_MAX ? back : 0.0f);
                 new_means[j] = usable[j] ? sum : new_means[j];
             }
         }

@@ -339,8 +339,9 @@ def coded_kernel(
                 large = tl.maximum(moment, g * g * share).to(tl.uint32, bitcast=True) > most_moment
                 fine = ((moment >= least_moment) | (g == 0)) & (large == 0)
                 rest = tl.where(fine, rest, dropped(exact * 3.0517578125e-05, by, negative, SIGNED, TURN))
-                rest = tl.where(usable, rest, 0.0)
+                rest = tl.where(usable & (tl.abs(rungs) < 1048576.0), rest, 0.0)  # nothing is owed beyond the ladder
                 back = rest * (tl.sqrt(moment * inverse) * returned)
+                back = tl.where(tl.abs(back) <= 3.4028234663852886e38, back, 0.0)
             bad = mask & (tl.where(usable, 0, by) != 0)
             count_bad(at + 4, tl.sum(tl.sum(bad.to(tl.int32), 1), 0))
             if EIGHT:
