@@ -12,7 +12,7 @@ from madam_lab import recipes
 from madam_lab.looks import step_looked_at
 from madam_lab.models.resnet import ResNet18
 from madam_lab.recipes import Recipe
-from madam_lab.stepping import Stepper, build_optimiser
+from madam_lab.stepping import Stepper, build_optimiser, settle
 from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent
 from torchmadam import to_ladder_
 
@@ -72,7 +72,7 @@ class Training:
     """A run that has made its first steps: compiled, and on a GPU captured."""
 
     def __init__(self, recipe: Recipe, device: torch.device, task: Task | None = None) -> None:
-        torch.set_float32_matmul_precision("high")
+        settle(device)
         task = task or RandomPictures(device, recipe.batch if device.type == "cuda" else 16)
         torch.manual_seed(0)
         model = task.model()

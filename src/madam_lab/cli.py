@@ -19,8 +19,7 @@ _PAGES = ("reproduction", "theory", "bits", "huggingface", "imagenet", "memory")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     options = _parser().parse_args(arguments)
-    from madam_lab.data import DataError
-    from torchmadam import LadderFileError
+    from madam_lab.errors import EXPECTED, told
 
     try:
         return int(options.act(options) or 0)
@@ -38,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except (DataError, KeyError, ValueError, OSError, LadderFileError) as error:
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"madam: {message}", file=sys.stderr)
+    except EXPECTED as error:
+        print(f"madam: {told(error)}", file=sys.stderr)
         return 1
 
 

@@ -12,7 +12,6 @@ did it: numbers from another resize, or from floats that were never rounded to b
 import contextlib
 import hashlib
 import io
-import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,6 +42,11 @@ class Statistics:
     def to(self, device: torch.device) -> "Statistics":
         """On another device."""
         return Statistics(self.mean.to(device), self.covariance.to(device))
+
+    def digest(self) -> str:
+        """A hash of every byte, of numbers that are on the CPU."""
+        both = torch.cat([self.mean, self.covariance.flatten()])
+        return hashlib.sha256(both.numpy().tobytes()).hexdigest()
 
 
 class Inception:
@@ -136,12 +140,15 @@ def cached_statistics(network: Inception, pictures: Tensor, folder: Path) -> Sta
     digest.update(str(tuple(pictures.shape)).encode())
     digest.update(pictures.cpu().contiguous().numpy().tobytes())
     path = folder / f"{digest.hexdigest()[:32]}.pt"
-    with contextlib.suppress(OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError):
-        held = torch.load(path, map_location=network.device, weights_only=True)
-        return Statistics(held["mean"], held["covariance"])
+    with contextlib.suppress(Exception):  # torch's unpickler raises whatever damaged bytes make of it
+        held = torch.load(path, weights_only=True)
+        kept = Statistics(held["mean"], held["covariance"])
+        if held["sha256"] == kept.digest():
+            return kept.to(network.device)
     found = statistics(network(pictures))
     buffer = io.BytesIO()
-    torch.save({"mean": found.mean.cpu(), "covariance": found.covariance.cpu()}, buffer)
+    here = found.to(torch.device("cpu"))
+    torch.save({"mean": here.mean, "covariance": here.covariance, "sha256": here.digest()}, buffer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, [buffer.getbuffer()])

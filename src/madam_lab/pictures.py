@@ -60,12 +60,16 @@ class Tally:
 
 @dataclass(frozen=True)
 class Tree:
-    """Classes in order of their names; files and labels of both splits; how many files are no pictures."""
+    """Classes in order of their names; files and labels of both splits; how many files are no pictures.
+
+    And a hash of the names and sizes of all pictures.
+    """
 
     classes: list[str]
     files: dict[str, list[Path]]
     labels: dict[str, list[int]]
     ignored: int
+    fingerprint: str
 
 
 def listed(root: Path) -> Tree:
@@ -90,6 +94,7 @@ def listed(root: Path) -> Tree:
     files: dict[str, list[Path]] = {}
     labels: dict[str, list[int]] = {}
     ignored = 0
+    digest = hashlib.sha256()
     for split in ("train", "val"):
         files[split], labels[split] = [], []
         empty = []
@@ -99,6 +104,8 @@ def listed(root: Path) -> Tree:
             found = [p for p in every if p.suffix.lower() in ENDINGS and not _is_hidden(p.relative_to(folder))]
             ignored += len(every) - len(found)
             files[split] += found
+            for path in found:
+                digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
             labels[split] += [label] * len(found)
             empty += [] if found else [name]
         if empty:
@@ -106,7 +113,7 @@ def listed(root: Path) -> Tree:
                 f"{root / split}: no pictures in the {'folder' if len(empty) == 1 else 'folders'} {_some(set(empty))}; "
                 f"fill or remove them in both splits (pictures end in {', '.join(sorted(ENDINGS))})"
             )
-    return Tree(classes, files, labels, ignored)
+    return Tree(classes, files, labels, ignored, digest.hexdigest()[:16])
 
 
 def _is_hidden(path: Path) -> bool:
@@ -219,7 +226,8 @@ def write_cache(root: Path, target: Path, short: int, say: Callable[[str], None]
                 yield picture, label
 
     counts = {split: len(files) for split, files in tree.files.items()}
-    store(target, tree.classes, {split: read(split) for split in counts}, counts, tally, say, short)
+    splits = {split: read(split) for split in counts}
+    store(target, tree.classes, splits, counts, tally, say, short, tree.fingerprint)
     return tally
 
 
@@ -231,13 +239,15 @@ def store(
     tally: Tally,
     say: Callable[[str], None] = print,
     short: int | None = None,
+    fingerprint: str | None = None,
 ) -> None:
     """Write a cache of pictures with labels; ``counts`` are those of the tree, broken pictures included.
 
-    ``short`` is the shorter side that larger pictures were scaled down to.
+    ``short`` is the shorter side that larger pictures were scaled down to, ``fingerprint`` the tree's.
     """
     target.mkdir(parents=True, exist_ok=True)
-    index: dict[str, Any] = {"version": 1, "classes": classes, "listed": dict(counts), "short": short, "parts": {}}
+    about_tree = {"listed": dict(counts), "tree": fingerprint}
+    index: dict[str, Any] = {"version": 1, "classes": classes, **about_tree, "short": short, "parts": {}}
     for split, pictures in splits.items():
         index["parts"][split] = []
         for number, part in enumerate(_in_parts(pictures)):
@@ -266,13 +276,15 @@ def _in_parts(pictures: Labelled) -> Iterator[list[tuple[Tensor, int]]]:
         yield part
 
 
-def read_cache(folder: Path, short: int = 0) -> tuple[list[str], dict[str, Ragged], dict[str, int]]:
-    """Classes, splits, and how many pictures each split had when the cache was made, broken ones included.
+def read_cache(folder: Path, short: int = 0) -> tuple[list[str], dict[str, Ragged], dict[str, int], str]:
+    """Classes, splits, how many pictures each split had when the cache was made, broken ones included; a fingerprint.
 
-    Refuses pictures that were scaled down to less than ``short``.
+    That is the tree's, or, where nobody noted that, the cache's own. Refuses pictures that were scaled down to less
+    than ``short``.
     """
     try:
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        written = (folder / "index.json").read_bytes()
+        index = json.loads(written)
         if index["version"] != 1:
             raise TreeError(f"{folder} is a cache of version {index['version']}, and this program reads 1")
         if (index.get("short") or short) < short:
@@ -281,7 +293,8 @@ def read_cache(folder: Path, short: int = 0) -> tuple[list[str], dict[str, Ragge
                 f"make it again with `madam cache`, or remove it"
             )
         splits = {split: _read_parts(folder, parts) for split, parts in index["parts"].items()}
-        return index["classes"], splits, index["listed"]
+        own = hashlib.sha256(written).hexdigest()[:16]
+        return index["classes"], splits, index["listed"], index.get("tree") or own
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, TreeError):
             raise

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from madam_lab import queue, records
+from madam_lab.errors import EXPECTED, told
 from madam_lab.queue import Outcome
 from madam_lab.recipes import Recipe
 from madam_lab.studies import Study
@@ -62,6 +63,7 @@ def work(
     ahead: float,
     results: Path = records.RESULTS,
     budget: float = math.inf,
+    keep: Path | None = None,
     say: Callable[[str], None] = print,
     **how: Any,
 ) -> Outcome:
@@ -83,15 +85,19 @@ def work(
             soon = time.monotonic() + ahead
             if waiting and (limits.reached() or (len(outcome.failed) > 1 and not outcome.done)):
                 for recipe, seed in waiting:
-                    done = records.path_of(recipe.name, seed, results).exists()
-                    (outcome.skipped if done else never).append(_label(recipe, seed))
+                    path = records.path_of(recipe.name, seed, results)
+                    if path.exists():
+                        queue.skip(outcome, recipe, seed, path, keep, say)
+                    else:
+                        never.append(_label(recipe, seed))
                 waiting.clear()
             elif waiting and len(workers) < most and sum(w.over > soon for w in workers) < at_once:
                 recipe, seed = waiting.popleft()
-                if records.path_of(recipe.name, seed, results).exists():
-                    outcome.skipped.append(_label(recipe, seed))
+                path = records.path_of(recipe.name, seed, results)
+                if path.exists():
+                    queue.skip(outcome, recipe, seed, path, keep, say)
                 else:
-                    workers.append(_begun(recipe, seed, until, {"results": results, **how}))
+                    workers.append(_begun(recipe, seed, until, {"results": results, "keep": keep, **how}))
             else:
                 if limits.signalled and not told:
                     told = True
@@ -129,7 +135,10 @@ def _run(pipe: Connection, recipe: Recipe | Study, seed: int, until: float, how:
         except OSError:  # nobody is there any more
             signal.raise_signal(signal.SIGTERM)  # which makes a run save itself
 
-    tell(queue.work([recipe], [seed], budget=until - time.time(), say=tell, left=tell, **how))
+    try:
+        tell(queue.work([recipe], [seed], budget=until - time.time(), say=tell, left=tell, **how))
+    except EXPECTED as error:
+        tell(f"{_label(recipe, seed)}: {told(error)}")
 
 
 def _end(worker: _Worker, outcome: Outcome, say: Callable[[str], None], signalled: bool) -> None:

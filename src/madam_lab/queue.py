@@ -15,7 +15,7 @@ from madam_lab import ranks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
 from madam_lab.studies import Study
-from madam_lab.trainer import Limits, Run, Stopped
+from madam_lab.trainer import Limits, Run, Stopped, kept_at
 
 
 @dataclass
@@ -62,7 +62,7 @@ def work(
                 label = f"{recipe.name} seed {seed}"
                 path = records.path_of(recipe.name, seed, results)
                 if team.agreed(path.exists()):
-                    outcome.skipped.append(label)
+                    skip(outcome, recipe, seed, path, keep, say)
                 elif team.agreed(limits.reached()):
                     outcome.left.append(label)
                 else:
@@ -73,7 +73,7 @@ def work(
                             outcome.left.append(label)
                             continue
                         if team.agreed(path.exists()):
-                            outcome.skipped.append(label)
+                            skip(outcome, recipe, seed, path, keep, say)
                             continue
                         if isinstance(recipe, Study):  # short, so that it is never stopped half-way
                             record = team.agreed(recipe.run(seed, results, overrides) if team.is_first else None)
@@ -98,6 +98,16 @@ def work(
                     say(described(record))
     outcome.signalled = limits.signalled
     return outcome
+
+
+def skip(
+    outcome: Outcome, recipe: Recipe | Study, seed: int, path: Path, keep: Path | None, say: Callable[[str], None]
+) -> None:
+    """A run that was done before; says so if its weights were wanted, and nobody has kept them."""
+    label = f"{recipe.name} seed {seed}"
+    outcome.skipped.append(label)
+    if keep is not None and isinstance(recipe, Recipe) and not kept_at(keep, recipe.name, seed).exists():
+        say(f"{label}: done before, and its weights are not in {keep}; remove {path} to train it again")
 
 
 @contextmanager

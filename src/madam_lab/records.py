@@ -1,5 +1,6 @@
 """Records: what a run found, with everything needed to trust it. Programs write them; nobody edits them."""
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -38,7 +39,8 @@ _COMMON: Entries = {
     "versions": dict,
     "device": str,
 }
-# Of a training run; with a monitor it has "trust", too: what the monitor saw.
+# Of a training run. With a monitor it has "trust", too: what the monitor saw; and, where copies of a data set differ,
+# "data": a hash of the names and sizes of its files.
 _RUN: Entries = {
     **_COMMON,
     "recipe": str,
@@ -115,7 +117,8 @@ def check(record: Any) -> None:
         raise RecordError(f"its schema is {record.get('schema')!r}, and this program reads {SCHEMA}")
     settings = record.get("settings")
     watched = isinstance(settings, dict) and settings.get("monitor") is not None
-    entries = _STUDY if "study" in record else {**_RUN, "trust": list} if watched else _RUN
+    more: Entries = {**({"trust": list} if watched else {}), **({"data": str} if "data" in record else {})}
+    entries = _STUDY if "study" in record else {**_RUN, **more}
     if record.keys() != entries.keys():
         missing, extra = sorted(entries.keys() - record.keys()), sorted(record.keys() - entries.keys())
         raise RecordError(f"entries are missing ({missing}) or unknown ({extra})")
@@ -182,6 +185,8 @@ def check_writable(path: Path) -> None:
     """Fail now, and not when a run is over, where its record could not be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=path.parent).close()
+    with contextlib.suppress(OSError):  # it has other records in it
+        path.parent.rmdir()
 
 
 def provenance() -> dict[str, Any]:

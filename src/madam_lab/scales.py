@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from madam_lab.recipes import Recipe
 from torchmadam import LadderTensor, scales_of
+from torchmadam.groups import unwrapped
 from torchmadam.ladder import checkpoint
 from torchmadam.ladder.plain import LadderFileError
 
@@ -46,7 +47,8 @@ def read(path: Path) -> dict[str, Tensor]:
             raise ValueError(f"{path} is neither a safetensors file nor a state dict of plain tensors") from error
         for key in ("state_dict", "model"):  # what checkpoints are often wrapped in
             state = state[key] if isinstance(state, Mapping) and isinstance(state.get(key), Mapping) else state
-    tensors = {name.removeprefix("module."): t for name, t in state.items() if isinstance(t, Tensor)}
+    named = state.items() if isinstance(state, Mapping) else ()
+    tensors = {unwrapped(name): t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
     if not tensors:
         raise ValueError(f"{path} holds no tensors by name; give a state dict, or a safetensors file")
     return {name: t.decode() if isinstance(t, LadderTensor) else t for name, t in tensors.items()}

@@ -21,6 +21,13 @@ _Grads = list[tuple[Tensor, Tensor | None]]
 _WARM_UP = 3
 
 
+def settle(device: torch.device) -> None:
+    """How a GPU computes: TF32 where float32 is asked for, and so that a resumed run is one that never stopped."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.deterministic = True
+
+
 def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """The recipe's optimiser. On a GPU its learning rate is a tensor there, so that a captured step can follow it.
 

@@ -3,7 +3,6 @@
 import copy
 import io
 import math
-import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from madam_lab import looks, png, ranks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
 from madam_lab.scales import borrowing
-from madam_lab.stepping import Stepper, build_optimiser
+from madam_lab.stepping import Stepper, build_optimiser, settle
 from madam_lab.tasks import TASKS
 from madam_lab.tasks.task import Batch
 from torchmadam import save, to_ladder_
@@ -96,9 +95,7 @@ class Run:
         self.provenance = records.provenance()  # now: the files may change while it runs
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.checkpoint = folder / recipe.name / f"{seed}.pt"
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
-            torch.backends.cudnn.deterministic = True  # so that a resumed run is the run that never stopped
+        settle(self.device)
         if recipe.task not in TASKS:
             raise ValueError(f"task {recipe.task!r} is unknown; use one of {', '.join(TASKS)}")
         with _named(recipe, "model"):
@@ -237,10 +234,12 @@ class Run:
         }
         if self.recipe.monitor is not None:
             record["trust"] = self.trust
+        if (fingerprint := self.task.fingerprint()) is not None:
+            record["data"] = fingerprint
         if self.keep is not None and self.ranks.is_first:
             self.keep.mkdir(parents=True, exist_ok=True)
             with self.stepper.averaged():
-                save(self.model, self.keep / f"{self.recipe.name}-{self.seed}.safetensors")
+                save(self.model, kept_at(self.keep, self.recipe.name, self.seed))
         drawn = self.stepper.pictures()
         if self.ranks.is_first:
             if drawn is not None:
@@ -268,6 +267,7 @@ class Run:
         state = {
             "settings": self.recipe.settings(),
             "source": self.provenance["source"],
+            "data": self.task.fingerprint(),
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "random": self.ranks.gathered(torch.get_rng_state()),
@@ -288,11 +288,18 @@ class Run:
     def _restore(self) -> None:
         try:
             state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # torch's unpickler raises whatever the bytes make of it
             raise ValueError(f"{self.checkpoint} is damaged; remove it to begin the run again") from error
         if state["settings"] != self.recipe.settings():
             raise ValueError(
                 f"{self.checkpoint} was begun with other settings than {self.recipe.name} has now; remove it"
+            )
+        if state.get("data", self.task.fingerprint()) != self.task.fingerprint():
+            raise ValueError(
+                f"{self.checkpoint} was begun with other files of {self.task.name} than there are now; put them back, "
+                f"or remove it"
             )
         if state["source"] != self.provenance["source"]:
             self.provenance |= {"dirty": True, "source": "mixed"}  # other code began the run
@@ -321,6 +328,11 @@ class Run:
         if len(every) != self.ranks.world:
             raise ValueError(f"{self.checkpoint} was begun on {len(every)} processes; go on with as many, or remove it")
         return every[self.ranks.rank]
+
+
+def kept_at(folder: Path, recipe: str, seed: int) -> Path:
+    """Where the trained weights of a run go that are kept."""
+    return folder / f"{recipe}-{seed}.safetensors"
 
 
 def _snapshots(epochs: int) -> set[int]:

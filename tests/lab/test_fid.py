@@ -1,11 +1,14 @@
 """FID: the distance, the resize, the cache, and a published number."""
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks import fid as benchmark
 
 from madam_lab import fid
 from madam_lab.data import DataError
@@ -107,11 +110,39 @@ def test_statistics_of_real_pictures_are_measured_once_for_a_network_and_a_set(t
     assert network.calls == 4
 
 
+def test_no_damage_to_a_cache_ends_a_run_or_changes_a_distance(tiny, tmp_path):
+    network = Counting(fid.Inception(tiny, CPU, any_network=True))
+    pictures = torch.randint(256, (9, 32, 32, 3), dtype=torch.uint8)
+    expected = fid.cached_statistics(network, pictures, tmp_path)
+    (path,) = tmp_path.iterdir()
+    sound = path.read_bytes()
+    for seed in range(60):
+        blob = bytearray(sound)
+        place = int(torch.randint(len(blob), (), generator=torch.Generator().manual_seed(seed)))
+        blob[place : place + 4] = b"\xff\x00\xff\xfe"
+        path.write_bytes(blob)
+        found = fid.cached_statistics(network, pictures, tmp_path)
+        assert torch.equal(found.mean, expected.mean)
+        assert torch.equal(found.covariance, expected.covariance)
+    assert network.calls > 20
+
+
 def test_a_cache_that_cannot_be_written_is_said(tiny, tmp_path):
     network = fid.Inception(tiny, CPU, any_network=True)
     (tmp_path / "cache").write_text("a file in the way")
     with pytest.warns(UserWarning, match="the next run measures again"):
         fid.cached_statistics(network, torch.zeros(3, 32, 32, 3, dtype=torch.uint8), tmp_path / "cache")
+
+
+def test_a_fid_is_timed_and_keeps_its_statistics_apart_from_the_data(tiny, tmp_path, monkeypatch):
+    before = sorted(tiny.rglob("*"))
+    arguments = ["--smoke", "--device", "cpu", "--data", str(tiny), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["fid", *arguments])
+    benchmark.main()
+    found = json.loads((tmp_path / "cpu-fid.json").read_text())["fid"]
+    assert found["pictures"] == 10
+    assert found["first"] > 0 < found["later"]
+    assert sorted(tiny.rglob("*")) == before
 
 
 def test_a_missing_a_foreign_and_a_damaged_network_say_which_command_mends_it(tiny, tmp_path):

@@ -1,6 +1,11 @@
 """Photographs: trees with every fault, crops on the device, the cache, ResNet-50 and its recipes."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -14,7 +19,7 @@ from madam_lab.pictures import Ragged, TreeError
 from madam_lab.progress import Progress
 from madam_lab.tasks import TASKS, imagenet
 from madam_lab.tasks.imagenet import cropped, middle_boxes, random_boxes
-from madam_lab.trainer import Limits, Run
+from madam_lab.trainer import Limits, Run, Stopped
 from torchmadam import LadderFormat
 
 CPU = torch.device("cpu")
@@ -219,6 +224,84 @@ def test_a_tree_that_cannot_be_trained_on_says_why_and_what_to_do(spoil, says, t
 def test_a_tree_of_another_number_of_pictures_is_refused_outside_of_smoke_runs(tree):
     with pytest.raises(TreeError, match="21 pictures for training and 12 for validation, and imagenette has 9469"):
         TASKS["imagenette"](tree, CPU, batch=2, seed=0)
+    assert TASKS["imagenette"](tree, CPU, batch=2, seed=0, complete=False).steps == 10
+
+
+def test_a_fingerprint_is_that_of_names_and_sizes_and_survives_a_cache(tree):
+    first = task(tree).fingerprint()
+    assert task(tree).fingerprint() == first
+    pictures.write_cache(tree / "imagenette", tree / "imagenette-cache", 40, say=lambda line: None)
+    assert task(tree).fingerprint() == first
+    shutil.rmtree(tree / "imagenette-cache")
+    folder = tree / "imagenette" / "train"
+    (folder / "n02" / "3.png").rename(folder / "n02" / "9.png")
+    assert task(tree).fingerprint() != first
+    (folder / "n02" / "9.png").rename(folder / "n02" / "3.png")
+    assert task(tree).fingerprint() == first
+    (folder / "n02" / "3.png").write_bytes((folder / "n02" / "3.png").read_bytes() + b"x")
+    assert task(tree).fingerprint() != first
+
+
+def test_a_run_goes_on_with_the_files_it_began_with_and_its_record_says_which(tree, tmp_path):
+    def run():
+        recipe = recipes.get("imagenette_sgd").as_smoke()
+        return Run(recipe, 0, data=tree, folder=tmp_path, results=tmp_path, device=CPU)
+
+    begun = run()
+    with pytest.raises(Stopped):
+        begun.train(Limits(deadline=-1.0), Progress("", 1, quiet=True))
+    begun._save()
+    moved = tree / "imagenette" / "train" / "n02" / "3.png"
+    moved.rename(moved.with_name("9.png"))
+    with pytest.raises(ValueError, match="begun with other files of imagenette than there are now"):
+        run().train(Limits(), Progress("", 1, quiet=True))
+    moved.with_name("9.png").rename(moved)
+    record = run().train(Limits(), Progress("", 1, quiet=True))
+    assert record["data"] == begun.task.fingerprint()
+    assert records.read(records.path_of(record["recipe"], 0, tmp_path)) == record
+
+
+def test_a_signal_to_all_processes_of_a_run_lets_it_save_itself(tree, tmp_path):
+    """As timeout and torchrun send it: the workers go on bringing pictures."""
+    places = ["--data", str(tree), "--runs", str(tmp_path / "u"), "--results", str(tmp_path / "r")]
+    settings = [text for each in ("batch=2", "epochs=1000", "model.complete=False") for text in ("--set", each)]
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "madam_lab",
+        "run",
+        "imagenette_sgd",
+        "--save-every",
+        "1h",
+        "--device",
+        "cpu",
+    ]
+    with subprocess.Popen(
+        [*command, *settings, *places], env={**os.environ, "MADAM_WORKERS": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        said = ""
+        while "epoch 1/" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        os.killpg(process.pid, signal.SIGTERM)
+        said += process.stdout.read()
+    assert process.returncode == 130, said
+    assert [path.name for path in (tmp_path / "u").rglob("*.pt")] == ["0.pt"]
+
+
+@pytest.mark.parametrize(("ranks", "cores", "workers"), [("1", 4, 4), ("8", 64, 2), ("8", 4, 1), (None, 64, 16)])
+def test_ranks_of_a_machine_share_its_cores_for_decoding(ranks, cores, workers, monkeypatch):
+    monkeypatch.delenv("MADAM_WORKERS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert imagenet.workers_here() == workers
+    monkeypatch.setenv("MADAM_WORKERS", "3")
+    assert imagenet.workers_here() == 3
 
 
 @pytest.fixture
@@ -349,7 +432,7 @@ def test_a_cache_comes_in_parts_and_notices_damage(tree, monkeypatch):
     parts = sorted((tree / "imagenette-cache").glob("train-*.npy"))
     assert len(parts) > 3
     assert all(path.stat().st_size < 20_200 for path in parts)
-    _, splits, listed = pictures.read_cache(tree / "imagenette-cache")
+    _, splits, listed, _ = pictures.read_cache(tree / "imagenette-cache")
     assert len(splits["train"].labels) == listed["train"] == 21
     assert len(splits["train"].pixels) == int(splits["train"].sizes.prod(1).sum())
     blob = bytearray(parts[1].read_bytes())

@@ -19,7 +19,10 @@ def test_there_is_a_recipe_for_every_cell_and_every_point_of_the_papers_figures(
     names = set(recipes.names())
     cells = {f"{task}_{kind}" for task in (*TASKS, "imagenet", "cgan") for kind in KINDS}
     points = {
-        f"{task}_lr_{kind}_{lr:g}" for task in TASKS for kind in KINDS[:3] for lr in (1, 0.1, 0.01, 0.001, 0.0001)
+        f"{task}_lr_{kind}_{lr:g}"
+        for task in (*TASKS, "cgan")
+        for kind in KINDS[:3]
+        for lr in (1, 0.1, 0.01, 0.001, 0.0001)
     }
     bounds = {"cifar10_bound_1", "cifar10_bound_2", "cifar10_madam", "cifar10_bound_5"}
     assert cells | points | bounds <= names

@@ -459,3 +459,15 @@ def test_a_report_without_studies_has_no_section_on_theory(folder, tmp_path):
     written = report.write(folder, tmp_path / "page.html", [], theory_picture=tmp_path / "lr.svg")
     assert written == [tmp_path / "page.html"]
     assert "When does a step help?" not in (tmp_path / "page.html").read_text()
+
+
+def test_a_plateau_is_as_wide_as_results_are_good():
+    from madam_lab.report.plateau import plateau
+
+    flat = dict.fromkeys((1e-4, 1e-3, 1e-2, 1e-1, 1.0), 7.0)
+    assert plateau(flat) == (pytest.approx(4.0), True)
+    peak = {1e-4: 800.0, 1e-3: 80.0, 1e-2: 8.0, 1e-1: 80.0, 1.0: 800.0}  # by a factor of 10 a decade
+    assert plateau(peak, worse=10 ** (1 / 4)) == (pytest.approx(0.5), False)
+    assert plateau({**peak, 1e-1: math.inf}, worse=10 ** (1 / 4)) == (pytest.approx(0.25), False)
+    assert plateau({**peak, 1e-3: 8.0}, worse=10 ** (1 / 4)) == (pytest.approx(1.0 + 0.25 + 0.125), False)
+    assert plateau({lr: lr for lr in flat}, worse=10.0) == (pytest.approx(1.0), True)

@@ -65,6 +65,18 @@ def test_a_file_that_is_no_model_says_so(name, content, tmp_path):
         scales.read(tmp_path / name)
 
 
+@pytest.mark.parametrize("content", [[torch.ones(3)], torch.ones(3), {1: torch.ones(3)}])
+def test_a_file_without_named_tensors_says_so(content, tmp_path):
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="holds no tensors by name"):
+        scales.read(tmp_path / "x.pt")
+
+
+def test_what_wrappers_put_into_names_is_taken_out(tmp_path):
+    torch.save({"module._orig_mod.0.weight": torch.ones(5, 6)}, tmp_path / "x.pt")
+    assert list(scales.read(tmp_path / "x.pt")) == ["0.weight"]
+
+
 def begun(tiny, folder, name, path):
     recipe = recipes.get(name).overridden({"scales": scales.digest(path)}).as_smoke()
     return Run(recipe, 0, data=tiny, folder=folder, results=folder, device=CPU, scales=path)
@@ -110,3 +122,9 @@ def test_from_the_command_line_weights_are_kept_and_lend_their_scales(tiny, tmp_
     record = records.read(tmp_path / "r" / name / "0.json")
     assert record["settings"]["scales"] == record["overrides"]["scales"] == scales.digest(path)
     assert problems(tmp_path / "r") == ([], 2)
+    capsys.readouterr()
+    for more in ([], ["--at-once", "2"]):
+        assert main(["run", "imagenette_sgd", "--keep", str(tmp_path / "kept"), *where, *results, *more]) == 0
+        assert "weights" not in capsys.readouterr().out
+        assert main(["run", "imagenette_sgd", "--keep", str(tmp_path / "else"), *where, *results, *more]) == 0
+        assert "done before, and its weights are not in" in capsys.readouterr().out

@@ -397,10 +397,12 @@ def test_a_run_that_other_code_began_is_marked(monkeypatch, tmp_path):
 def test_a_damaged_checkpoint_says_so(tmp_path):
     recipe = replace(recipes.get("digits_madam"), epochs=2)
     run = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
-    run.checkpoint.parent.mkdir(parents=True)
-    run.checkpoint.write_bytes(b"PK nothing")
-    with pytest.raises(ValueError, match="is damaged; remove it"):
-        run.train(Limits(), Progress("", 2, quiet=True))
+    run._save()
+    whole = run.checkpoint.read_bytes()
+    for content in (b"PK nothing", b"\xff\xfe\xff\xfe" + whole[4:], whole[:500], b""):
+        run.checkpoint.write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged; remove it"):
+            run.train(Limits(), Progress("", 2, quiet=True))
 
 
 def test_a_run_that_another_process_is_at_is_left_alone(tmp_path):

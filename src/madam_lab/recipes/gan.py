@@ -6,8 +6,10 @@ than for the classifiers: .0025 and .01.
 """
 
 from dataclasses import replace
+from functools import partial
 
-from madam_lab.recipes.recipe import Recipe, Steps, recipe
+from madam_lab.recipes.paper import LEARNING_RATES
+from madam_lab.recipes.recipe import Recipe, Steps, recipe, register
 from torchmadam import LadderFormat
 
 LAST = 100  # the epoch at which eta falls
@@ -64,3 +66,19 @@ def cgan_madam_8bit() -> Recipe:
 def cgan_madam_signed8() -> Recipe:
     """The library's 8 bits, from the initial weights, without its momentum and decay, which two players do not bear."""
     return replace(cgan_madam(), ladder=LadderFormat.preset("signed8"), conversion={"bound": 5.0})
+
+
+@recipe
+def cgan_madam_signed8_default() -> Recipe:
+    """The library's default for 8 bits to the letter, momentum and decay included."""
+    return replace(cgan_madam_signed8(), arguments={"momentum": 0.9, "weight_decay": 0.2})
+
+
+def learning_rate_point(base: Recipe, lr: float) -> Recipe:
+    """A point of the learning-rate figure: 12 epochs at a constant eta."""
+    return replace(base, schedule=((0, lr),), epochs=12)
+
+
+for _base in (cgan_madam, cgan_sgd, cgan_adam):
+    for _lr in LEARNING_RATES:
+        register(f"{_base.__name__.replace('_', '_lr_')}_{_lr:g}", partial(learning_rate_point, _base(), _lr))

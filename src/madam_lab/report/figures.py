@@ -30,12 +30,11 @@ def learning_rates(results: Results, task: str) -> str | None:
     """The paper's learning-rate figure for one task: best error over error, so that 1 marks the best learning rate."""
     series = []
     for kind, title in COMPARED.items():
-        errors = {lr: results.mean(f"{task}_lr_{kind}_{lr:g}") for lr in LEARNING_RATES}
-        ran = {lr: e for lr, e in errors.items() if e is not None}
-        best = min(ran.values(), default=math.inf)
-        if len(ran) < len(errors) or math.isinf(best):
-            continue  # of a part of them nobody knows the best
-        points = [(lr, best / max(e, 1e-12)) for lr, e in sorted(ran.items())]
+        ran = by_rate(results, task, kind)
+        if not ran:
+            continue
+        best = min(ran.values())
+        points = [(lr, best / max(e, 1e-12)) for lr, e in ran.items()]
         tips = [("diverged" if math.isinf(ran[lr]) else f"{ran[lr]:.4g}") + f" at {lr:g}" for lr, _ in points]
         series.append(Series(title, points, frozenset(i for i, (_, y) in enumerate(points) if y == 1.0), tips=tips))
     if not series:
@@ -50,6 +49,17 @@ def learning_rates(results: Results, task: str) -> str | None:
         x_range=(LEARNING_RATES[-1], LEARNING_RATES[0]),
         y_range=(0.0, 1.0),
     )
+
+
+def by_rate(results: Results, task: str, kind: str) -> dict[float, float]:
+    """An optimiser's result at each learning rate, in their order; empty if not all were run, or none was finite.
+
+    Of a part of them nobody knows the best.
+    """
+    means = [(lr, results.mean(f"{task}_lr_{kind}_{lr:g}")) for lr in sorted(LEARNING_RATES)]
+    found = {lr: mean for lr, mean in means if mean is not None}
+    complete = len(found) == len(LEARNING_RATES) and math.isfinite(min(found.values()))
+    return found if complete else {}
 
 
 def clipping(results: Results) -> str | None:

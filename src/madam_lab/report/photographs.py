@@ -3,6 +3,7 @@
 from madam_lab.report.numbers import Results
 from madam_lab.report.tables import Table
 
+_FULL = 224  # pixels a side
 KINDS = {
     "imagenette_sgd": "SGD",
     "imagenette_adam": "Adam",
@@ -30,7 +31,7 @@ def imagenette_table(results: Results) -> Table:
 def throughput_table(results: Results) -> Table:
     """Pictures a second at full size, from results/bench."""
     head = ("", "pictures a second", "of SGD's")
-    found = [bench for bench in results.benchmarks if "imagenet" in bench]
+    found = [bench for bench in results.benchmarks if bench.get("imagenet", {}).get("side") == _FULL]
     if not found:
         return Table("ResNet-50 at full size", "", head, [], [])
     bench = found[-1]

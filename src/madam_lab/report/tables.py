@@ -18,7 +18,9 @@ ROWS = [
     ("WikiText-2, transformer", "perplexity", "wikitext2"),
 ]
 # Tables whose note is made from records too.
-_NOTED = ("ours", "speed", "cpu", "conversion", "throughput", "imagenette", "gpt_quality", "gpt_memory")
+_NOTED = (
+    "ours", "plateau", "fid", "speed", "cpu", "conversion", "throughput", "imagenette", "gpt_quality", "gpt_memory",
+)  # fmt: skip
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

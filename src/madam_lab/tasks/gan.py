@@ -37,8 +37,17 @@ class ConditionalGan(Task):
     evaluations = 6
 
     def __init__(
-        self, root: Path | None, device: torch.device, *, batch: int, seed: int, smoke: bool = False, width: int = 64
+        self,
+        root: Path | None,
+        device: torch.device,
+        *,
+        batch: int,
+        seed: int,
+        smoke: bool = False,
+        width: int = 64,
+        statistics: Path | None = None,
     ) -> None:
+        """``statistics``: where those of real pictures are kept; None: beside the data."""
         if root is None:
             raise DataError("no folder with data was given", "cifar10")
         cifar = Cifar10(root, device, batch=batch, seed=seed, smoke=smoke)
@@ -47,7 +56,7 @@ class ConditionalGan(Task):
         self.width, self.samples, self.refreshing = (4, 10, 1) if smoke else (width, _SAMPLES, _REFRESHING)
         self.steps = len(cifar.train[0]) // batch  # what is left over waits for another epoch's order
         self._network = fid.Inception(root, device, any_network=smoke)
-        self._folder = root / "fid-statistics"
+        self._folder = statistics or root / "fid-statistics"
         self._real: dict[str, fid.Statistics] = {}
 
     def model(self) -> nn.Module:

@@ -6,6 +6,7 @@ where a batch is one row of pixels of any sizes. Pictures from a cache live on t
 
 import itertools
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,8 +72,12 @@ class ImageNet(Task):
         smoke: bool = False,
         affine: bool = True,
         zeros: float | None = None,
+        complete: bool = True,
     ) -> None:
-        """``zeros``: tensors that are all zeros begin with normal weights of this standard deviation instead."""
+        """``zeros``: tensors that are all zeros begin with normal weights of this standard deviation instead.
+
+        ``complete``: refuse another number of pictures than the data set has.
+        """
         if root is None:
             raise TreeError("no folder with data was given; use --data or MADAM_DATA")
         self.device, self.seed, self.batch = device, seed, batch
@@ -82,10 +87,11 @@ class ImageNet(Task):
         self._files: dict[str, tuple[list[Path], list[int]]] = {}
         self._tally, self._told = Tally(), set[str]()
         listed = self._open_cache(root) if (root / f"{self.name}-cache").is_dir() else self._open_tree(root)
-        if not smoke and listed != self.sizes:
+        if complete and not smoke and listed != self.sizes:
             raise TreeError(
                 f"{root / self.name} has {listed[0]} pictures for training and {listed[1]} for validation, and "
-                f"{self.name} has {self.sizes[0]} and {self.sizes[1]}"
+                f"{self.name} has {self.sizes[0]} and {self.sizes[1]}; --set model.complete=False trains on what is "
+                f"there, under a name that says so"
             )
         self._rows = {}
         for split in ("train", "test"):
@@ -98,7 +104,7 @@ class ImageNet(Task):
         self._shift = torch.tensor([m / s for m, s in zip(_MEAN, _STD, strict=True)], device=device)
 
     def _open_cache(self, root: Path) -> tuple[int, int]:
-        self.classes, splits, listed = pictures.read_cache(root / f"{self.name}-cache", self._short)
+        self.classes, splits, listed, self._fingerprint = pictures.read_cache(root / f"{self.name}-cache", self._short)
         for name, held in (("train", splits["train"]), ("test", splits["val"])):
             self._held[name] = held.to(self.device)
         return listed["train"], listed["val"]
@@ -110,7 +116,7 @@ class ImageNet(Task):
                 f"pip install 'torchmadam[imagenet]', or make the cache elsewhere with `madam cache {self.name}`"
             )
         tree = pictures.listed(root / self.name)
-        self.classes = tree.classes
+        self.classes, self._fingerprint = tree.classes, tree.fingerprint
         for name, split in (("train", "train"), ("test", "val")):
             self._files[name] = tree.files[split], tree.labels[split]
             if all(pictures.decoded(path, self._short, Tally()) is None for path in tree.files[split]):
@@ -162,7 +168,7 @@ class ImageNet(Task):
             return
         files, labels = self._files[split]
         shares = [rows.split(_PART) for rows in parts]
-        workers = 0 if self.smoke else int(os.environ.get("MADAM_WORKERS", min(16, os.cpu_count() or 1)))
+        workers = 0 if self.smoke else workers_here()
         loader: Any = DataLoader(
             _Decoding(files, labels, short),
             batch_size=None,
@@ -170,6 +176,7 @@ class ImageNet(Task):
             num_workers=workers,
             prefetch_factor=4 if workers else None,
             pin_memory=self.device.type == "cuda",
+            worker_init_fn=_work_on,
         )
         decoded = iter(loader)
         for rows, share in zip(parts, shares, strict=True):
@@ -190,6 +197,10 @@ class ImageNet(Task):
         if new:
             self._told.update(new)
             warnings.warn(f"left out what cannot be read: {'; '.join(new)}", stacklevel=2)
+
+    def fingerprint(self) -> str:
+        """Of the names and sizes of all files: copies of a data set differ."""
+        return self._fingerprint
 
     def notes(self) -> dict[str, float]:
         """How many pictures of this epoch were broken, grey or in other colours, where there were any."""
@@ -220,6 +231,20 @@ class Imagenette(ImageNet):
     crop, resize, short = 112, 128, 128
     saves_epochs = False  # which take a second or so
     sizes = (9469, 3925)
+
+
+def workers_here() -> int:
+    """How many processes decode for this one: MADAM_WORKERS, or its share of the cores, at most 16 on a machine."""
+    given = os.environ.get("MADAM_WORKERS")
+    if given is not None:
+        return int(given)
+    return max(1, min(16, os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _work_on(_: int) -> None:
+    """A signal to the whole group is for the run, which saves itself with the batches that workers still bring."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _spread(count: int, kept: int) -> Tensor:

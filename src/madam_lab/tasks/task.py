@@ -79,6 +79,10 @@ class Task(ABC):
         """The metric on several splits."""
         return {split: self.evaluate(forward, split) for split in splits}
 
+    def fingerprint(self) -> str | None:
+        """Which data this is, where a name does not say it; a run goes on with the same, and its record has it."""
+        return None
+
     def notes(self) -> dict[str, float]:
         """What else to write down about the epoch that is over: counts of what was wrong with its data, say."""
         return {}
