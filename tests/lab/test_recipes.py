@@ -134,7 +134,8 @@ def test_the_smoke_variant_of_every_recipe_runs(name, tiny, tmp_path):
     assert outcome.done == [f"{name}+smoke seed 0"]
     assert not (tmp_path / name).exists()  # a real run's place
     record = records.read(tmp_path / f"{name}+smoke" / "0.json")
-    assert record["status"] == "finished" or "_lr_" in name
+    too_fast = "_lr_" in name or (name.startswith("small_") and "_sgd_" in name)  # at the end of a grid
+    assert record["status"] == "finished" or too_fast
     assert record["settings"]["smoke"]
     assert len(record["curve"]) == 2 or record["status"] == "diverged"
     assert (record["codes"] is not None) == (recipe.ladder is not None)

@@ -3,7 +3,7 @@
 import math
 
 from madam_lab.recipes import crossing
-from madam_lab.report.numbers import Results, has_diverged
+from madam_lab.report.numbers import Results
 from madam_lab.report.tables import Table
 
 TITLES = {
@@ -68,7 +68,7 @@ def _baselines(results: Results, tasks: list[str]) -> tuple[list[tuple[str, ...]
             names = _grid(task, kind)
             found = [name for name in names if results.of(name)]
             ours += found
-            best = min(found or names[:1], key=lambda name: _first(results, name))
+            best = min(found or names[:1], key=results.first)
             lr, decay = best.rsplit("_", 2)[1:]
             missing = f", {len(found)} of {len(names)} points" if len(found) < len(names) else ""
             cells.append(f"{results.ours(best)} at lr {lr}, decay {decay}{missing}" if found else results.ours(best))
@@ -83,19 +83,13 @@ def _untuned(results: Results, tasks: list[str]) -> tuple[str, ...]:
     for task in known:
         for name in _grid(task, "adamw"):
             if results.of(name):
-                points.setdefault(name.removeprefix(f"{task}_adamw_"), []).append(math.log(_first(results, name)))
+                points.setdefault(name.removeprefix(f"{task}_adamw_"), []).append(math.log(results.first(name)))
     common = {point: sum(logs) for point, logs in points.items() if len(logs) == len(known)}
     if not common:
         return ("AdamW, one setting for all", *["missing"] * len(tasks))
     best = min(common, key=lambda point: common[point])
     title = "AdamW, one setting for all: lr {}, decay {}".format(*best.split("_"))
     return (title, *(results.ours(f"{task}_adamw_{best}") for task in tasks))
-
-
-def _first(results: Results, name: str) -> float:
-    """What a point of a grid is chosen by: its first seed, which all points have; infinite if any seed diverged."""
-    found = results.of(name)
-    return float(found[0]["test"]) if found and not any(map(has_diverged, found)) else math.inf
 
 
 def _grid(task: str, kind: str) -> list[str]:

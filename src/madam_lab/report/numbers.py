@@ -60,6 +60,11 @@ class Results:
             return math.inf
         return statistics.fmean(self.values(name)) if found else None
 
+    def first(self, name: str) -> float:
+        """What a point of a grid is chosen by: its first seed, which all points have; infinite if any seed diverged."""
+        found = self.of(name)
+        return float(found[0]["test"]) if found and not any(map(has_diverged, found)) else math.inf
+
     def ours(self, name: str, which: str = "test") -> str:
         """Our number as a cell of a table: mean, half the range, number of seeds; marked if no commit has its code."""
         found = self.of(name)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from madam_lab.report import controls, crossing, figures, gan, language, photographs, plateau, theory
+from madam_lab.report import controls, crossing, figures, gan, language, photographs, plateau, small, theory
 from madam_lab.report.numbers import Results
 from madam_lab.report.tables import TABLES, Table
 
@@ -26,7 +26,15 @@ td.missing{opacity:.45}.note{opacity:.75;font-size:.9rem}
 
 def page(results: Results, *, title: str = "torchmadam: what was measured") -> str:
     """The whole report as HTML."""
-    more = (plateau.TABLES, controls.TABLES, gan.TABLES, photographs.TABLES, crossing.TABLES, language.TABLES)
+    more = (
+        plateau.TABLES,
+        controls.TABLES,
+        gan.TABLES,
+        photographs.TABLES,
+        crossing.TABLES,
+        small.TABLES,
+        language.TABLES,
+    )
     tables = [*TABLES.values(), *(make for group in more for make in group.values())]
     tasks = list(figures.TASK_TITLES)
     rates = [figures.learning_rates(results, task) for task in tasks]

@@ -19,7 +19,8 @@ ROWS = [
 ]
 # Tables whose note is made from records too.
 _NOTED = (
-    "ours", "plateau", "fid", "speed", "cpu", "conversion", "throughput", "imagenette", "gpt_quality", "gpt_memory",
+    "ours", "small", "small_rates", "plateau", "fid", "speed", "cpu", "conversion", "throughput", "imagenette",
+    "gpt_quality", "gpt_memory",
 )  # fmt: skip
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -1,0 +1,66 @@
+"""The default on tasks that it was not chosen on: eight small ones, beside baselines that are tuned on each of them.
+
+All with a cosine schedule, in float32. Names say what is trained and how: ``small_vae_ours`` is the default,
+``small_vae_adamw_0.003_0.01`` a point of a baseline's grid.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from madam_lab.recipes.crossing import OURS
+from madam_lab.recipes.recipe import Recipe, register
+from torchmadam import LadderFormat
+
+# Task, epochs and batch: some 1,000 to 3,000 steps.
+BUDGETS = {
+    "small_lstm": (2, 32),
+    "small_gpt": (2, 32),
+    "small_cnn": (6, 64),
+    "small_siren": (190, 2048),
+    "small_vae": (130, 64),
+    "small_diffusion": (130, 64),
+    "small_halves": (90, 64),
+    "small_autoencoder": (130, 64),
+}
+_CODES = {name: value for name, value in OURS.items() if name not in ("crossing", "bound")}
+# How Madam is used, its learning rate apart.
+KINDS: dict[str, Mapping[str, Any]] = {
+    "paper": {"arguments": {}},
+    "ours": {"arguments": OURS},
+    "ours_no_decay": {"arguments": {**OURS, "weight_decay": 0.0}},
+    **{
+        f"ours_{bits}bit": {
+            "arguments": _CODES,
+            "ladder": LadderFormat.preset(f"signed{bits}"),
+            "conversion": {"bound": OURS["bound"]},
+        }
+        for bits in (12, 8)
+    },
+}
+# Of the default; 0.01 is `ours` itself.
+RATES = (0.001, 0.003, 0.03, 0.1)
+ADAMW_RATES, ADAMW_DECAYS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (0.01, 1.0)
+SGD_RATES = (1e-3, 1e-2, 0.03, 0.1, 0.3)
+
+
+def small(task: str, optimiser: str, lr: float, changes: Mapping[str, Any]) -> Recipe:
+    """One of the tasks with an optimiser."""
+    epochs, batch = BUDGETS[task]
+    return Recipe(
+        task=task, epochs=epochs, batch=batch, optimiser=optimiser, schedule="cosine", lr=lr, precision="float32",
+        **changes,
+    )  # fmt: skip
+
+
+for _task in BUDGETS:
+    for _kind, _changes in KINDS.items():
+        register(f"{_task}_{_kind}", partial(small, _task, "madam", 0.01, _changes))
+    for _lr in RATES:
+        register(f"{_task}_ours_lr_{_lr:g}", partial(small, _task, "madam", _lr, KINDS["ours"]))
+    for _lr in ADAMW_RATES:
+        for _decay in ADAMW_DECAYS:
+            _changes = {"arguments": {"weight_decay": _decay}}
+            register(f"{_task}_adamw_{_lr:g}_{_decay:g}", partial(small, _task, "adamw", _lr, _changes))
+    for _lr in SGD_RATES:
+        register(f"{_task}_sgd_{_lr:g}", partial(small, _task, "sgd", _lr, {"arguments": {"momentum": 0.9}}))

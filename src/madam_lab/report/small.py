@@ -1,0 +1,88 @@
+"""The default on small tasks, beside tuned baselines; and which learning rates are the best on each."""
+
+from collections.abc import Sequence
+
+from madam_lab.recipes import small
+from madam_lab.report.numbers import MISSING, Results
+from madam_lab.report.tables import Table
+
+TITLES = {
+    "small_lstm": "letters, LSTM, bits",
+    "small_gpt": "letters, transformer, bits",
+    "small_cnn": "10,000 pictures, CNN without norms, error %",
+    "small_siren": "a picture by its places, SIREN, unexplained %",
+    "small_vae": "digits, variational autoencoder, nats",
+    "small_diffusion": "digits, diffusion, unexplained %",
+    "small_halves": "half a digit from the other, raw levels, unexplained %",
+    "small_autoencoder": "digits, autoencoder of 8 layers, unexplained %",
+}
+_OURS = {
+    "paper": "the paper's Madam",
+    "ours": "Madam",
+    "ours_no_decay": "Madam, weight_decay=0",
+    "ours_12bit": "12 bits",
+    "ours_8bit": "8 bits",
+}
+_USUAL = "adamw_0.001_0.01"  # PyTorch's default
+
+
+def small_table(results: Results) -> Table:
+    """A row a task: the best of each baseline's grid, AdamW as it comes, and Madam as it comes."""
+    rows, measured = [], []
+    for task, title in TITLES.items():
+        cells = [_best(results, names) for names in (_grid(task, "sgd"), _grid(task, "adamw"))]
+        cells += [_cell(results, f"{task}_{kind}") for kind in (_USUAL, *_OURS)]
+        rows.append((title, *cells))
+        measured += [record for kind in _OURS for record in results.of(f"{task}_{kind}")]
+    points = len(small.ADAMW_RATES) * len(small.ADAMW_DECAYS)
+    note = (
+        f"Means of as many seeds as there are. Tuned: the best of {len(small.SGD_RATES)} points of SGD with momentum "
+        f"and of {points} of AdamW, with its lr and, for AdamW, its decay, by the first seed on the test set itself. "
+        "AdamW as it comes has 0.001 and 0.01, Madam 0.01. All with a cosine schedule, 1,000 to 3,000 steps. Lower is "
+        "better."
+    )
+    head = ("", "SGD, tuned", "AdamW, tuned", "AdamW as it comes", *_OURS.values())
+    return Table("Small tasks that the default was not chosen on", note, head, rows, measured)
+
+
+def rates_table(results: Results) -> Table:
+    """The best learning rate of each optimiser on each task, and what the default's loses against it."""
+    rows, measured = [], []
+    for task, title in TITLES.items():
+        ours = {0.01: f"{task}_ours", **{lr: f"{task}_ours_lr_{lr:g}" for lr in small.RATES}}
+        adamw = {lr: f"{task}_adamw_{lr:g}_0.01" for lr in small.ADAMW_RATES}
+        sgd = {lr: f"{task}_sgd_{lr:g}" for lr in small.SGD_RATES}
+        cells = [_best_rate(results, names) for names in (sgd, adamw, ours)]
+        rows.append((title, *cells))
+        measured += [record for name in ours.values() for record in results.of(name)]
+    note = "The best learning rate, by the first seed; AdamW's with a decay of 0.01."
+    return Table("Which learning rate, on small tasks?", note, ("", "SGD", "AdamW", "Madam"), rows, measured)
+
+
+def _grid(task: str, kind: str) -> list[str]:
+    if kind == "sgd":
+        return [f"{task}_sgd_{lr:g}" for lr in small.SGD_RATES]
+    return [f"{task}_adamw_{lr:g}_{decay:g}" for lr in small.ADAMW_RATES for decay in small.ADAMW_DECAYS]
+
+
+def _best(results: Results, names: Sequence[str]) -> str:
+    if not all(results.of(name) for name in names):
+        return MISSING
+    best = min(names, key=results.first)
+    point = best.partition("_adamw_")[2] or best.partition("_sgd_")[2]
+    return f"{_cell(results, best)} at {point.replace('_', ', ')}"
+
+
+def _best_rate(results: Results, names: dict[float, str]) -> str:
+    if not all(results.of(name) for name in names.values()):
+        return MISSING
+    return f"{min(names, key=lambda lr: results.first(names[lr])):g}"
+
+
+def _cell(results: Results, name: str) -> str:
+    """A number without its spread, which would make eight columns too wide."""
+    mean = results.mean(name)
+    return MISSING if mean is None else f"{mean:.3g}" if mean < 10 else f"{mean:.1f}"
+
+
+TABLES = {"small": small_table, "small_rates": rates_table}
