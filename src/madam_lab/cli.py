@@ -13,7 +13,7 @@ from typing import Any
 from madam_lab import records
 
 # Pages with tables that are made from records.
-_PAGES = ("reproduction", "theory", "bits", "huggingface", "imagenet", "memory")
+_PAGES = ("reproduction", "migration", "theory", "bits", "huggingface", "imagenet", "memory")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,9 +263,10 @@ def test_a_run_goes_on_with_the_files_it_began_with_and_its_record_says_which(tr
     assert records.read(records.path_of(record["recipe"], 0, tmp_path)) == record
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for a process's children as Linux lists them")
 def test_a_signal_to_all_processes_of_a_run_lets_it_save_itself(tree, tmp_path):
-    """As timeout and torchrun send it: the workers go on bringing pictures."""
-    places = ["--data", str(tree), "--runs", str(tmp_path / "u"), "--results", str(tmp_path / "r")]
+    """As timeout and torchrun send it: the workers go on bringing pictures, and the run saves itself."""
+    places = ["--device", "cpu", "--data", str(tree), "--runs", str(tmp_path / "u"), "--results", str(tmp_path / "r")]
     settings = [text for each in ("batch=2", "epochs=1000", "model.complete=False") for text in ("--set", each)]
     command = [
         sys.executable,
@@ -279,16 +282,24 @@ def test_a_signal_to_all_processes_of_a_run_lets_it_save_itself(tree, tmp_path):
     ]
     with subprocess.Popen(
         [*command, *settings, *places], env={**os.environ, "MADAM_WORKERS": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
         said = ""
         while "epoch 1/" not in said:
             line = process.stdout.readline()
             assert line, said
             said += line
-        os.killpg(process.pid, signal.SIGTERM)
-        said += process.stdout.read()
+        signalled = 0
+        while signalled < 5 and process.poll() is None:
+            before = set(children.read_text().split())
+            time.sleep(0.2)  # by now it has begun to work, which it does for an epoch
+            for worker in before & set(children.read_text().split()):
+                os.kill(int(worker), signal.SIGTERM)
+                signalled += 1
+        process.terminate()
+        said = process.stdout.read()
     assert process.returncode == 130, said
     assert [path.name for path in (tmp_path / "u").rglob("*.pt")] == ["0.pt"]
 
