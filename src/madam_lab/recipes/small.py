@@ -38,7 +38,7 @@ KINDS: dict[str, Mapping[str, Any]] = {
         for bits in (12, 8)
     },
 }
-# Of the default; 0.01 is `ours` itself. Grids reach to where the best of every task is inside.
+# Of the default; 0.01 is `ours` itself. Grids reach to where the best of a task is inside, but for SGD's autoencoder.
 RATES = (0.001, 0.003, 0.03, 0.1, 0.3)
 ADAMW_RATES, ADAMW_DECAYS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1), (0.01, 1.0)
 SGD_RATES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
