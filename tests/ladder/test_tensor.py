@@ -404,6 +404,23 @@ def test_channels_last_moves_codes_and_keeps_weights(ladder, sign_seed):
     assert torch.equal(model[0].weight.decode(), before)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(4, 8, 1, 1), (4, 8, 1, 3), (8, 4, 3, 3), (4, 1, 3, 3)])
+def test_codes_and_their_gradients_lie_as_floats_do(shape, memory_format):
+    """Or DDP copies a gradient into its bucket, and says so; a 1x1 convolution is contiguous in both formats."""
+    rows, columns, *size = shape
+    model = nn.Sequential(nn.Conv2d(3, columns, 3), nn.Conv2d(columns, rows, size)).to(memory_format=memory_format)
+    floats = copy.deepcopy(model)
+    to_ladder_(model, bits=8)
+    x = torch.randn(2, 3, 9, 9).contiguous(memory_format=memory_format)
+    for m in (model, floats):
+        m(x).square().sum().backward()
+    ours, theirs = model[1].weight, floats[1].weight
+    assert isinstance(ours, LadderTensor)
+    assert ours.stride() == theirs.stride() == ours.decode().stride()
+    assert ours.grad.stride() == theirs.grad.stride() == ours.stride()
+
+
 VIEWS = {
     "t": lambda w: w.t(),
     "slice rows": lambda w: w[3:8],

@@ -233,13 +233,17 @@ def _look_at_small(weights: Tensor, ladder: LadderFormat, limit: float, name: st
 
 
 def _order(weights: Tensor) -> tuple[int, ...]:
-    """Memory order of the codes: channels_last where the weights are, else contiguous."""
+    """Memory order of the codes: channels_last where the weights are, else contiguous.
+
+    Where they are both, as those of a 1x1 convolution, by their strides: gradients come with those, too.
+    """
     for dims, format, order in (
         (4, torch.channels_last, (0, 2, 3, 1)),
         (5, torch.channels_last_3d, (0, 2, 3, 4, 1)),
     ):
-        if weights.dim() == dims and weights.is_contiguous(memory_format=format) and not weights.is_contiguous():
-            return order
+        if weights.dim() == dims and weights.is_contiguous(memory_format=format):
+            strides = torch.empty(weights.shape, device="meta").stride()
+            return order if weights.stride() != strides else tuple(range(dims))
     return tuple(range(weights.dim()))
 
 

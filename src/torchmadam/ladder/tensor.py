@@ -270,9 +270,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 
 
 def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether these are the strides of a new tensor, those of dimensions of length 1 among them."""
     expected = 1
     for n, step in zip(reversed(size), reversed(stride), strict=True):
-        if n != 1 and step != expected:
+        if step != expected:
             return False
         expected *= n
     return True
