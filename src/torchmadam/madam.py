@@ -19,7 +19,7 @@ from torchmadam.watch import Watch
 
 
 class Madam(Optimizer):
-    """Multiplicative Adam: weights move in units of their own size, so one learning rate serves every network.
+    """Multiplicative Adam: weights move in units of their own size, or their tensor's, so that one lr serves all networks.
 
     ``Madam(model.parameters())`` is meant to be used as it stands, with a learning rate that falls to zero towards the
     end. It generalises Algorithm 1 of Bernstein et al., *Learning compositional functions via multiplicative weight
@@ -55,8 +55,8 @@ class Madam(Optimizer):
         seed: of the stochastic rounding.
         weight_decay: multiplies weights by exp(-lr weight_decay): 0.2 at 0.01 is what 2 is to AdamW at 0.001.
         maximize: climb instead of descending.
-        compile: on a CPU, step float32 and bfloat16 parameters and codes in one pass over memory, about ten times as
-            fast, with code that a C compiler builds in a second or two at the first step. Floats are rounded
+        compile: on a CPU, step float32 and bfloat16 parameters and codes in one pass over memory, more than ten times
+            as fast, with code that a C compiler builds in a second or two at the first step. Floats are rounded
             differently in the last place; codes are the same. Other dtypes, 8-bit moments, and tensors with gaps in
             memory step as without it; so does a GPU, whose kernels make one pass anyway.
 

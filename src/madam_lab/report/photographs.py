@@ -33,7 +33,7 @@ def throughput_table(results: Results) -> Table:
     head = ("", "pictures a second", "of SGD's")
     found = [bench for bench in results.benchmarks if bench.get("imagenet", {}).get("side") == _FULL]
     if not found:
-        return Table("ResNet-50 at full size", "", head, [], [])
+        return Table("ResNet-50 at full size", "Not measured yet.", head, [], [])
     bench = found[-1]
     about, speeds = bench["imagenet"], bench["imagenet"]["rows"]
     peer = speeds.get("SGD momentum fused")
