@@ -19,7 +19,7 @@ from torchmadam.watch import Watch
 
 
 class Madam(Optimizer):
-    """Multiplicative Adam: weights move in units of their own size, or their tensor's, so that one lr serves all networks.
+    """Multiplicative Adam: weights move in units of their own size, or their tensor's, so one lr serves all networks.
 
     ``Madam(model.parameters())`` is meant to be used as it stands, with a learning rate that falls to zero towards the
     end. It generalises Algorithm 1 of Bernstein et al., *Learning compositional functions via multiplicative weight
