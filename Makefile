@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all bench lint pytest docs torch-oldest clean
+.PHONY: demo test test-all bench lint pytest docs clean
 
 demo: $(VENV)/installed
 	$(RUN) -m madam_lab demo
@@ -15,7 +15,8 @@ test: lint pytest docs
 test-all: lint docs
 	$(RUN) -m pytest -n 2 -m "not gpu"
 	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
-	$(MAKE) torch-oldest
+	$(MAKE) torch-2.11.0
+	$(MAKE) torch-2.15.0
 
 bench: $(VENV)/installed
 	$(RUN) -m benchmarks
@@ -34,9 +35,10 @@ pytest: $(VENV)/complete
 docs: $(VENV)/complete
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
-# The oldest PyTorch we support, in an environment of its own.
-torch-oldest: .venv-torch-2.11/installed
-	.venv-torch-2.11/bin/python -m pytest -n 2 -m "not gpu"
+# Another PyTorch in an environment of its own, such as torch-2.11.0, the oldest we support, and torch-2.15.0, the newest.
+torch-%: .venv-torch-%/installed
+	.venv-torch-$*/bin/python -m pytest -n 2 -m "not gpu"
+	TRITON_INTERPRET=1 .venv-torch-$*/bin/python -m pytest -n 2 tests/kernels
 
 # torch comes first and alone: with it in place, nothing that follows asks for another build of it.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -50,12 +52,13 @@ $(VENV)/complete: $(VENV)/installed
 	$(PIP) -e ".[all]" -c constraints.txt
 	touch $@
 
-.venv-torch-2.11/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-torch-2.11
-	.venv-torch-2.11/bin/python -m pip install --quiet --disable-pip-version-check torch==2.11.0
-	grep -v '^torch==' constraints.txt > .venv-torch-2.11/constraints.txt
-	.venv-torch-2.11/bin/python -m pip install --quiet --disable-pip-version-check -e ".[all]" -c .venv-torch-2.11/constraints.txt
+.PRECIOUS: .venv-torch-%/installed
+.venv-torch-%/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-torch-$*
+	.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check torch==$*
+	grep -v '^torch==\|^triton==' constraints.txt > .venv-torch-$*/constraints.txt
+	.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[all]" -c .venv-torch-$*/constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-2.11 site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .venv-torch-* site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist

@@ -69,7 +69,8 @@ class Inception:
             raise DataError(f"{path} is another network than the one FID is defined on", "inception")
         try:
             with warnings.catch_warnings():  # TorchScript is deprecated, and the form this network is published in
-                warnings.simplefilter("ignore", DeprecationWarning)
+                warnings.filterwarnings("ignore", ".*torch.jit", category=DeprecationWarning)
+                warnings.filterwarnings("ignore", ".*torch.jit", category=FutureWarning)  # from PyTorch 2.14 on
                 self._network = torch.jit.load(io.BytesIO(blob), map_location=device).eval()
         except RuntimeError as error:
             raise DataError(f"{path} is no TorchScript file", "inception") from error

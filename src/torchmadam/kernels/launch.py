@@ -30,8 +30,8 @@ EVEN_REGISTERS = {1: 80, 2: 96}
 MEAN_REGISTERS = {4: 96, 8: 144}  # of kernels with first moments, which have one number more to keep
 # Kinds of matrices: one long row that ends with a block; one long row; rows that end within a byte.
 _EVEN, _FLAT, _ROWS = range(3)
-# Exactly rounded arithmetic, as in the reference: no fused multiply-add.
-EXACT = {"enable_fp_fusion": False}
+# Exactly rounded arithmetic, as in the reference: no fused multiply-add. Triton's own choice changes with 3.10.
+EXACT, FUSED = {"enable_fp_fusion": False}, {"enable_fp_fusion": True}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _LOST = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 _LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}

@@ -12,7 +12,7 @@ from torchmadam.kernels.direct import Direct
 from torchmadam.ladder.layout import CodeLayout
 
 BLOCK = 1024  # eight for each thread of four warps
-OPTIONS = {"num_warps": 4}
+OPTIONS = {"num_warps": 4, **launch.FUSED}
 
 
 def decode(planes: Sequence[Tensor], limit: Tensor, coding: CodeLayout, first_row: int, dtype: torch.dtype) -> Tensor:

@@ -74,7 +74,7 @@ def prepared(coding: CodeLayout, batch: int, dtype: torch.dtype, biased: bool) -
         **ladder, **numbers, "SIGNS": ladder["SIGN_MODE"] == 1, "BIAS": biased, "PLAIN": PLAIN,
         "GROUPS": coding.columns // GROUP, "UP": UP, "WIDE": WIDE, **tile,
     }  # fmt: skip
-    programs, options = -(-coding.rows // tile["R"]), {"num_warps": tile["S"]}
+    programs, options = -(-coding.rows // tile["R"]), {"num_warps": tile["S"], **launch.FUSED}
     return Direct(linear.linear_kernel, programs, 7, (batch, coding.rows, factor), constants, options)
 
 
