@@ -23,22 +23,23 @@ BUDGETS = {
     "small_halves": (90, 64),
     "small_autoencoder": (130, 64),
 }
-_CODES = {name: value for name, value in OURS.items() if name not in ("crossing", "bound")}
-# How Madam is used, its learning rate apart.
+# How Madam is used, its learning rate apart: the default and that without its decay, each in floats and as codes.
+_FLOATS = {"ours": OURS, "ours_no_decay": {**OURS, "weight_decay": 0.0}}
 KINDS: dict[str, Mapping[str, Any]] = {
     "paper": {"arguments": {}},
-    "ours": {"arguments": OURS},
-    "ours_no_decay": {"arguments": {**OURS, "weight_decay": 0.0}},
+    **{kind: {"arguments": arguments} for kind, arguments in _FLOATS.items()},
     **{
-        f"ours_{bits}bit": {
-            "arguments": _CODES,
+        f"{kind}_{bits}bit": {
+            "arguments": {name: value for name, value in arguments.items() if name not in ("crossing", "bound")},
             "ladder": LadderFormat.preset(f"signed{bits}"),
-            "conversion": {"bound": OURS["bound"]},
+            "conversion": {"bound": arguments["bound"]},
         }
+        for kind, arguments in _FLOATS.items()
         for bits in (12, 8)
     },
 }
-# Of the default; 0.01 is `ours` itself. Grids reach to where the best of a task is inside, but for SGD's autoencoder.
+# Of both; 0.01 is `ours` and `ours_no_decay` themselves. Grids reach to where the best of a task is inside, but for SGD's
+# autoencoder.
 RATES = (0.001, 0.003, 0.03, 0.1, 0.3)
 ADAMW_RATES, ADAMW_DECAYS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1), (0.01, 1.0)
 SGD_RATES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -56,8 +57,9 @@ def small(task: str, optimiser: str, lr: float, changes: Mapping[str, Any]) -> R
 for _task in BUDGETS:
     for _kind, _changes in KINDS.items():
         register(f"{_task}_{_kind}", partial(small, _task, "madam", 0.01, _changes))
-    for _lr in RATES:
-        register(f"{_task}_ours_lr_{_lr:g}", partial(small, _task, "madam", _lr, KINDS["ours"]))
+    for _kind in _FLOATS:
+        for _lr in RATES:
+            register(f"{_task}_{_kind}_lr_{_lr:g}", partial(small, _task, "madam", _lr, KINDS[_kind]))
     for _lr in ADAMW_RATES:
         for _decay in ADAMW_DECAYS:
             _changes = {"arguments": {"weight_decay": _decay}}

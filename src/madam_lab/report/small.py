@@ -19,9 +19,11 @@ TITLES = {
 _OURS = {
     "paper": "the paper's Madam",
     "ours": "Madam",
+    "ours_12bit": "… 12 bits",
+    "ours_8bit": "… 8 bits",
     "ours_no_decay": "Madam, weight_decay=0",
-    "ours_12bit": "12 bits",
-    "ours_8bit": "8 bits",
+    "ours_no_decay_12bit": "… 12 bits",
+    "ours_no_decay_8bit": "… 8 bits",
 }
 _USUAL = "adamw_0.001_0.01"  # PyTorch's default
 
@@ -50,19 +52,27 @@ def rates_table(results: Results) -> Table:
     kinds = [
         {task: {lr: f"{task}_sgd_{lr:g}" for lr in small.SGD_RATES} for task in TITLES},
         {task: {lr: f"{task}_adamw_{lr:g}_0.01" for lr in small.ADAMW_RATES} for task in TITLES},
-        {
-            task: {0.01: f"{task}_ours", **{lr: f"{task}_ours_lr_{lr:g}" for lr in small.RATES}}
-            for task in TITLES
-        },
-    ]  # fmt: skip
+        *(
+            {task: {0.01: f"{task}_{own}", **{lr: f"{task}_{own}_lr_{lr:g}" for lr in small.RATES}} for task in TITLES}
+            for own in ("ours", "ours_no_decay")
+        ),
+    ]
     rows = [(title, *(_best_rate(results, kind[task]) for kind in kinds)) for task, title in TITLES.items()]
     rows.append(("one rate for all", *(_one_rate(results, list(kind.values())) for kind in kinds)))
-    measured = [record for names in kinds[2].values() for name in names.values() for record in results.of(name)]
+    measured = [
+        record
+        for kind in kinds[2:]
+        for names in kind.values()
+        for name in names.values()
+        for record in results.of(name)
+    ]
     note = (
         "The best learning rate of each grid, by the first seed; AdamW's with a decay of 0.01, Madam's with its own of "
-        "0.2. Last, the one rate whose worst result, as a multiple of the best at any other, is the least."
+        "0.2, and with none. Last, the one rate whose worst result, as a multiple of the best at any other, is the "
+        "least."
     )
-    return Table("Which learning rate, on small tasks?", note, ("", "SGD", "AdamW", "Madam"), rows, measured)
+    head = ("", "SGD", "AdamW", "Madam", "Madam, weight_decay=0")
+    return Table("Which learning rate, on small tasks?", note, head, rows, measured)
 
 
 def _one_rate(results: Results, tasks: Sequence[dict[float, str]]) -> str:
@@ -98,7 +108,7 @@ def _best_rate(results: Results, names: dict[float, str]) -> str:
 
 
 def _cell(results: Results, name: str) -> str:
-    """A number without its spread, which would make eight columns too wide."""
+    """A number without its spread, which would make so many columns too wide."""
     mean = results.mean(name)
     return MISSING if mean is None else f"{mean:#.3g}" if mean < 10 else f"{mean:.1f}"
 
