@@ -270,6 +270,28 @@ def test_a_tensor_steps_alike_whatever_else_is_stepped_with_it():
 
 
 @needs_cc
+@pytest.mark.parametrize("threads", [2, 3, 4])
+@pytest.mark.parametrize("sizes", [[100_060, 100_062], [90_000, 300] * 6, [65_535, 1, 65_537, 64], [40_001] * 5])
+def test_every_weight_moves_once_wherever_threads_are_cut(sizes, threads):
+    """Just past a tensor's end too, where one thread once began with weights that another had moved."""
+    torch.manual_seed(0)
+    alone = [nn.Parameter(torch.randn(size)) for size in sizes]
+    shared = copy.deepcopy(alone)
+    before = torch.get_num_threads()
+    for params, count in ((alone, 1), (shared, threads)):
+        torch.manual_seed(1)
+        for p in params:
+            p.grad = torch.randn_like(p)
+        torch.set_num_threads(count)
+        try:
+            Madam(params, compile=True).step()
+        finally:
+            torch.set_num_threads(before)
+    for p, q in zip(alone, shared, strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-6, atol=1e-7)
+
+
+@needs_cc
 def test_weights_far_beyond_their_scale_stay_numbers():
     plain, fast = (nn.Parameter(torch.tensor([1.0, -2.0, 0.5])) for _ in range(2))
     for p, compile in ((plain, False), (fast, True)):

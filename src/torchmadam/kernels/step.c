@@ -166,12 +166,14 @@ static void step_part(Tensor *t, int64_t first, int64_t last, int kind) {
     CASES(BFLOAT16_STOCHASTIC)
 }
 
-/* Every thread takes an equal share of all weights, and so perhaps of several tensors. They are cut at multiples of 64:
-no two threads write to one line of a cache, and vectors are the same ones whatever else is stepped with a tensor. */
+/* Where in a tensor a share of all weights ends and the next begins: at a multiple of 64, or at the tensor's end. So no
+two threads write to one line of a cache, and vectors are the same ones whatever else is stepped with a tensor. */
+static int64_t cut(int64_t place, int64_t count) { return place <= 0 ? 0 : place < count ? place / 64 * 64 : count; }
+
+/* Every thread takes an equal share of all weights, and so perhaps of several tensors. */
 static void step_share(Tensor *tensors, int64_t count, int64_t begin, int64_t end, int kind) {
     for (int64_t i = 0, at = 0; i < count; at += tensors[i++].count) {
-        int64_t first = begin > at ? (begin - at) / 64 * 64 : 0;
-        int64_t last = end <= at ? 0 : end - at < tensors[i].count ? (end - at) / 64 * 64 : tensors[i].count;
+        int64_t first = cut(begin - at, tensors[i].count), last = cut(end - at, tensors[i].count);
         if (first < last)
             step_part(&tensors[i], first, last, kind);
     }
