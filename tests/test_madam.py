@@ -773,3 +773,27 @@ def test_a_second_moment_that_is_not_wanted_any_more_is_dropped(kind, coded):
         for state in optimizer.state.values():
             assert ("second_moment" in state) == (wanted != "none")
             assert ("exponents" in state) == (wanted == "8bit")
+
+
+@pytest.mark.parametrize("bits", [None, 12])
+def test_looking_at_a_state_that_is_not_there_yet_changes_nothing(bits, tmp_path):
+    """It is a defaultdict, as every optimiser's: a look leaves an empty entry."""
+    models = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    if bits:
+        for model in models:
+            to_ladder_(model, bits=bits, init="nearest")
+    plain, looked = (Madam(model.parameters()) for model in models)
+    for part in (0, 1):  # the second layer's gradients come later
+        for p in models[1].parameters():
+            assert "step" not in looked.state[p] or part
+        assert looked.nonfinite_count() == 0
+        for a, b in zip(*(model[part].parameters() for model in models), strict=True):
+            a.grad = torch.randn(a.shape)
+            b.grad = a.grad.clone()
+        torchmadam.distributed.save(tmp_path / str(part), models[1], looked)
+        plain.step()
+        looked.step()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(a, b)
+        assert plain.state[a]["index"] == looked.state[b]["index"]

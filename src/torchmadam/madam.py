@@ -300,8 +300,10 @@ class Madam(Optimizer):
                     f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's moments are "
                     f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
                 )
-        # New ones, and those whose state is from when they were codes, which carry their scale themselves.
-        fresh = [(name, p) for name, p in ready if p not in self.state or not (coded or "scale" in self.state[p])]
+        # New ones, whose state is empty if somebody looked at it; and those whose state is from when they were codes, which
+        # carry their scale themselves.
+        needed = "step" if coded else "scale"
+        fresh = [(name, p) for name, p in ready if needed not in self.state[p]]
         if fresh:
             self._init_state(group, [name for name, _ in fresh], [p for _, p in fresh], coded=coded)
         for _, p in ready:
@@ -317,9 +319,9 @@ class Madam(Optimizer):
 
     def _init_state(self, group: dict[str, Any], names: list[str | None], params: list[Any], *, coded: bool) -> None:
         position = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
-        taken = {own["index"] for own in self.state.values()}  # perhaps by one whose group has moved up
+        taken = {own["index"] for own in self.state.values() if "index" in own}  # perhaps by one whose group moved up
         for p in params:
-            if position[p] in taken and p not in self.state:
+            if position[p] in taken and "index" not in self.state[p]:
                 position[p] = max(*taken, *position.values()) + 1
         states: list[dict[str, Any]] = [
             {
@@ -338,7 +340,7 @@ class Madam(Optimizer):
             if stuck:
                 groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
         for p, state in zip(params, states, strict=True):
-            self.state[p] = state | self.state.get(p, {})
+            self.state[p] = state | self.state[p]
 
     def _check_replaced(self) -> None:
         if self._replacements != replaced.count():
@@ -361,7 +363,7 @@ class Madam(Optimizer):
         Of what is spread over ranks, those that were skipped here.
         """
         by_device: dict[torch.device, list[Tensor]] = {}
-        for state in self.state.values():
+        for state in filter(None, self.state.values()):
             by_device.setdefault(state["nonfinite"].device, []).append(state["nonfinite"])
         return sum(int(torch.stack(counts).sum()) for counts in by_device.values())
 

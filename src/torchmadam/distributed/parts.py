@@ -41,7 +41,7 @@ def of_optimizer(model: nn.Module, optimizer: Madam) -> tuple[dict[str, Tensor],
     """
     names = _names(model, optimizer)
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    known = [p for p in params if p in optimizer.state]
+    known = [p for p in params if optimizer.state.get(p)]
     counts = shards.sum_over_parts([optimizer.state[p]["nonfinite"] for p in known], known)
     tensors: dict[str, Tensor] = {}
     for p, count in zip(known, counts, strict=True):
@@ -57,7 +57,7 @@ def of_optimizer(model: nn.Module, optimizer: Madam) -> tuple[dict[str, Tensor],
         own = {name: _as_json(name, value) for name, value in group.items() if name not in ("params", "param_names")}
         members = {
             names[p]: {"index": optimizer.state[p]["index"], "crossing": optimizer.state[p].get("crossing")}
-            if p in optimizer.state
+            if optimizer.state.get(p)
             else None
             for p in group["params"]
         }
