@@ -292,16 +292,39 @@ def test_a_signal_to_all_processes_of_a_run_lets_it_save_itself(tree, tmp_path):
             assert line, said
             said += line
         signalled = 0
-        while signalled < 5 and process.poll() is None:
+        while signalled < 10 and process.poll() is None:
             before = set(children.read_text().split())
             time.sleep(0.2)  # by now it has begun to work, which it does for an epoch
             for worker in before & set(children.read_text().split()):
-                os.kill(int(worker), signal.SIGTERM)
-                signalled += 1
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    os.kill(int(worker), number)
+                    signalled += 1
         process.terminate()
         said = process.stdout.read()
     assert process.returncode == 130, said
     assert [path.name for path in (tmp_path / "u").rglob("*.pt")] == ["0.pt"]
+
+
+CRASH = """
+import sys
+from madam_lab import cli
+from madam_lab.tasks import imagenet
+def fail(*_):
+    raise RuntimeError("out of memory")
+imagenet.cropped = fail
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_run_that_fails_ends_though_its_workers_ignore_signals(tree, tmp_path):
+    places = ["--device", "cpu", "--data", str(tree), "--runs", str(tmp_path / "u"), "--results", str(tmp_path / "r")]
+    settings = ["--set", "batch=2", "--set", "model.complete=False"]
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH, "run", "imagenette_sgd", *settings, *places], capture_output=True, text=True,
+        env={**os.environ, "MADAM_WORKERS": "2", "OMP_NUM_THREADS": "1"}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "RuntimeError: out of memory" in done.stderr
 
 
 @pytest.mark.parametrize(("ranks", "cores", "workers"), [("1", 4, 4), ("8", 64, 2), ("8", 4, 1), (None, 64, 16)])

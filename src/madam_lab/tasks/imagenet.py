@@ -4,13 +4,16 @@ Workers decode pictures and scale them down; cropping, flipping and scaling to t
 where a batch is one row of pixels of any sizes. Pictures from a cache live on the device and need no workers.
 """
 
+import atexit
 import itertools
+import multiprocessing.util  # whose end of a process must not come before ours
 import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +30,7 @@ _AREAS, _ASPECTS = (0.1, 1.0), (0.8, 1.25)  # of a random crop, the paper's
 _EVALUATION_BATCH = 500
 # Pictures that a worker decodes at a time, a part of a batch: 40 MB, of which four a worker wait in shared memory.
 _PART = 100
+_WORKERS: WeakSet[multiprocessing.Process] = WeakSet()
 
 
 class _Decoding(Dataset[Any]):
@@ -179,6 +183,7 @@ class ImageNet(Task):
             worker_init_fn=_work_on,
         )
         decoded = iter(loader)
+        _WORKERS.update(decoded._workers if workers else ())
         for rows, share in zip(parts, shares, strict=True):
             found = []
             for tensors, tally in itertools.islice(decoded, len(share)):
@@ -245,6 +250,13 @@ def _work_on(_: int) -> None:
     """A signal to the whole group is for the run, which saves itself with the batches that workers still bring."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Before Python asks them to end, which they ignore, and waits. They are here if an error keeps its loop alive."""
+    for worker in _WORKERS:
+        worker.kill()
 
 
 def _spread(count: int, kept: int) -> Tensor:
