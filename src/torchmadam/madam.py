@@ -300,8 +300,8 @@ class Madam(Optimizer):
                     f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's moments are "
                     f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
                 )
-        # New ones, whose state is empty if somebody looked at it; and those whose state is from when they were codes, which
-        # carry their scale themselves.
+        # New ones, whose state is empty if somebody looked at it; and those whose state is from when they were codes,
+        # which carry their scale themselves.
         needed = "step" if coded else "scale"
         fresh = [(name, p) for name, p in ready if needed not in self.state[p]]
         if fresh:

@@ -57,5 +57,5 @@ class Mean:
     def store_(self, new: Tensor) -> None:
         """Hold a mean, rounded."""
         place = noise.positions_like(self.value, self.first).to(torch.int32)
-        dither = ((place * _PLACES + self.phase) >> 16) & 0xFFFF
+        dither = ((noise.scattered(place, _PLACES) + self.phase) >> 16) & 0xFFFF
         self.value.copy_(((new.view(torch.int32) + dither) & -65536).view(torch.float32))
