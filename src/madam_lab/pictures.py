@@ -105,7 +105,9 @@ def listed(root: Path) -> Tree:
             ignored += len(every) - len(found)
             files[split] += found
             for path in found:
-                digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+                digest.update(
+                    f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode(errors="surrogateescape")
+                )
             labels[split] += [label] * len(found)
             empty += [] if found else [name]
         if empty:

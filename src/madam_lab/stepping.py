@@ -99,7 +99,7 @@ class Stepper:
         self._autocast = self.on_gpu and recipe.precision == "bf16"
         # Compiled for the shape of a full batch; a smaller one at an epoch's end is not worth a second compilation.
         self._full: tuple[int, ...] | None = None
-        if compiled and not self.ranks.are_many:  # gradients that travel are neither compiled nor captured
+        if compiled and task.compiles and not self.ranks.are_many:  # what travels is neither compiled nor captured
             torch.compiler.reset()  # earlier runs in this process must not count against the limit of recompilations
             coded = any(isinstance(p, LadderTensor) for p in model.parameters())
             options = compile_options() if coded else None

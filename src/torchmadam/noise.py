@@ -114,7 +114,7 @@ def scattered(place: Tensor, multiplier: int) -> Tensor:
     """Positions, int32, times a large number, modulo 2^32.
 
     Inductor takes that for arithmetic of indices, and writes a sequence with such a step in C++, where overflow is not
-    defined: GCC then leaves out the rest of a tensor after its last whole vector. After a bitwise operation it does not.
+    defined: GCC then leaves out what follows the last whole vector. After a bitwise operation it does not.
     """
     return (place & -1 if torch.compiler.is_compiling() else place) * multiplier
 

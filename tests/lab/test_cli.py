@@ -102,6 +102,20 @@ def test_seeds_are_numbers(seeds, capsys):
     assert "are no seeds; use 0, or several such as 0,1,2" in capsys.readouterr().err
 
 
+def test_a_folder_for_records_is_tried_and_left_as_it_was(tmp_path):
+    """Runs of one recipe share a folder, so that none may remove it; what is no folder fails before training."""
+    path = records.path_of("digits_madam", 0, tmp_path / "results")
+    records.check_writable(path)
+    assert list(tmp_path.iterdir()) == []
+    path.parent.mkdir(parents=True)
+    records.check_writable(path)
+    assert list(path.parent.iterdir()) == []
+    path.parent.rmdir()
+    path.parent.write_text("a file in the way")
+    with pytest.raises(NotADirectoryError):
+        records.check_writable(path)
+
+
 def test_verify_and_report(capsys, tmp_path):
     main(
         [

@@ -139,7 +139,7 @@ def test_a_fid_is_timed_and_keeps_its_statistics_apart_from_the_data(tiny, tmp_p
     arguments = ["--smoke", "--device", "cpu", "--data", str(tiny), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["fid", *arguments])
     benchmark.main()
-    found = json.loads((tmp_path / "cpu-fid.json").read_text())["fid"]
+    found = json.loads((tmp_path / "cpu-fid-smoke.json").read_text())["fid"]
     assert found["pictures"] == 10
     assert found["first"] > 0 < found["later"]
     assert sorted(tiny.rglob("*")) == before

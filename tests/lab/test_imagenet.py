@@ -244,6 +244,14 @@ def test_a_fingerprint_is_that_of_names_and_sizes_and_survives_a_cache(tree):
     assert task(tree).fingerprint() != first
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes there")
+def test_a_picture_may_have_a_name_that_is_not_utf8(tree):
+    first = task(tree).fingerprint()
+    picture = os.fsencode(tree / "imagenette" / "train" / "n02" / "3.png")
+    os.rename(picture, picture.replace(b"3.png", b"\xe9t\xe9.png"))
+    assert task(tree).fingerprint() != first
+
+
 def test_a_run_goes_on_with_the_files_it_began_with_and_its_record_says_which(tree, tmp_path):
     def run():
         recipe = recipes.get("imagenette_sgd").as_smoke()

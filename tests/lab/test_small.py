@@ -1,17 +1,23 @@
 """The small tasks: their data, their metrics, and what the report makes of them."""
 
 import math
+import pickle
+import warnings
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
+from compiler import needs_a_compiler
 from madam_lab import recipes, records
 from madam_lab.models import small as models
+from madam_lab.progress import Progress
 from madam_lab.report.numbers import Results
 from madam_lab.report.small import TITLES, rates_table, small_table
-from madam_lab.tasks import TASKS
+from madam_lab.tasks import TASKS, digits
 from madam_lab.tasks.small import SMALL
+from madam_lab.trainer import Limits, Run
 from tiny_records import made
 
 CPU = torch.device("cpu")
@@ -140,3 +146,156 @@ def test_one_rate_for_all_tasks_is_the_one_that_loses_least_on_the_worst(tmp_pat
             records.write(made(f"{name}_sgd_{lr:g}", 0, test), tmp_path)
     last = rates_table(Results(tmp_path)).rows[-1]
     assert last[1:] == ("0.001: up to 1.11 times the best", *["missing"] * 3)
+
+
+def held_digits():
+    return digits.load(standardised=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [
+        ("small_halves", lambda x: (16 * x[:, :32], 16 * x[:, 32:])),
+        ("small_autoencoder", lambda x: (x,)),
+        ("small_vae", lambda x: (x,)),
+        ("small_diffusion", lambda x: (2 * x - 1,)),
+    ],
+)
+def test_digits_are_those_to_train_on_and_those_to_test_on_in_the_levels_that_titles_say(name, examples, tiny):
+    held = held_digits()
+    for split, x in (("train", held.train_x), ("test", held.test_x)):
+        found = task(name, tiny).splits[split]
+        assert all(torch.equal(a, b) for a, b in zip(found, examples(x), strict=True))
+
+
+def test_letters_and_pictures_are_tested_on_others_than_they_are_trained_on(tiny):
+    text = (tiny / "wikitext-2" / "valid.txt").read_text()
+    train = (tiny / "wikitext-2" / "train.txt").read_text()
+    number = {letter: i for i, (letter, _) in enumerate(Counter(train).most_common(95))}
+    for name in ("small_lstm", "small_gpt"):
+        (pieces,) = task(name, tiny).splits["test"]
+        assert pieces[0].tolist() == [number.get(letter, 95) for letter in text[:65]]
+        assert not torch.equal(pieces[0], task(name, tiny).splits["train"][0][0])
+    found = task("small_cnn", tiny)
+    for split, file in (("train", "data_batch_1"), ("test", "test_batch")):
+        entries = pickle.loads((tiny / "cifar-10-batches-py" / file).read_bytes(), encoding="bytes")
+        assert found.splits[split][1].tolist() == entries[b"labels"]
+        pixels = torch.from_numpy(entries[b"data"]).view(-1, 3, 32, 32)
+        torch.testing.assert_close(found.splits[split][0], pixels / 255 * 4 - 2)
+
+
+def test_the_picture_is_a_mosaic_by_rows_and_columns(tiny):
+    found = task("small_siren", tiny)
+    entries = pickle.loads((tiny / "cifar-10-batches-py" / "test_batch").read_bytes(), encoding="bytes")
+    images = torch.from_numpy(entries[b"data"]).view(-1, 3, 32, 32)
+    places, colours = found.splits["test"]
+    side = math.isqrt(len(places))  # nine tiny pictures: three by three
+    assert side == 96
+    row, column = 40, 70  # in the picture in the middle row, on the right
+    at = side * row + column
+    torch.testing.assert_close(places[at], 2 * torch.tensor([row, column]) / (side - 1) - 1)
+    torch.testing.assert_close(colours[at], images[3 + 2, :, row - 32, column - 64] / 127.5 - 1)
+
+
+@pytest.mark.parametrize("name", ["small_diffusion", "small_vae"])
+def test_noise_is_new_in_every_epoch_and_for_every_seed_and_the_same_in_every_test(name, tiny):
+    def noise(batches):
+        return torch.cat([batch[-1] for batch in batches]).flatten().sort().values
+
+    one, other = (TASKS[name](tiny, CPU, batch=4, seed=seed) for seed in (0, 1))
+    drawn = [noise(one.epoch(0)), noise(one.epoch(1)), noise(other.epoch(0))]
+    tested = noise(one.batches("test"))
+    for i, a in enumerate(drawn):
+        assert all(not torch.equal(a, b) for b in drawn[i + 1 :])
+        assert not torch.isin(a[:20], tested).all()
+    assert torch.equal(tested, noise(other.batches("test")))
+    assert sum(len(batch[0]) for batch in one.batches("test")) == 10 * len(one.splits["test"][0])
+
+
+def test_seeds_shuffle_differently(tiny):
+    firsts = [next(iter(TASKS["small_halves"](tiny, CPU, batch=4, seed=seed).epoch(0)))[0] for seed in (0, 1)]
+    assert not torch.equal(*firsts)
+
+
+def test_a_noisy_digit_is_the_digit_at_first_and_noise_at_last(tiny):
+    x, noise = torch.randn(3, 64), torch.randn(3, 64)
+    found = task("small_diffusion", tiny)
+    seen = found.said(lambda mixed, time: mixed, (x, torch.tensor([0.0, 0.5, 1.0]), noise))
+    expected = torch.stack([x[0], (x[1] + noise[1]) / math.sqrt(2), noise[2]])
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_networks_are_what_they_are_called():
+    torch.manual_seed(0)
+    siren = models.Siren(width=64)
+    most = math.sqrt(6 / 64) / 30
+    assert 0.9 * most < siren.hidden[0].weight.abs().max() <= most
+    place = torch.randn(5, 2)
+    x = torch.sin(30 * siren.first(place))
+    for layer in siren.hidden:
+        x = torch.sin(30 * layer(x))
+    torch.testing.assert_close(siren(place), siren.output(x))
+
+    block = models.Block(8, 2)
+    nn.init.zeros_(block.mixed.weight), nn.init.zeros_(block.mixed.bias)
+    nn.init.zeros_(block.narrow.weight), nn.init.zeros_(block.narrow.bias)
+    x = torch.randn(2, 3, 8)
+    assert torch.equal(block(x), x)
+
+    vae = models.Vae()
+    vae.encoder = nn.Sequential(nn.Linear(64, 16))
+    nn.init.zeros_(vae.encoder[0].weight)
+    with torch.no_grad():
+        vae.encoder[0].bias.copy_(torch.tensor([0.5] * 8 + [math.log(9)] * 8))
+    vae.decoder = nn.Identity()
+    noise = torch.randn(2, 8)
+    torch.testing.assert_close(vae(torch.zeros(2, 64), noise)[0], 0.5 + 3 * noise)
+
+    denoiser = models.Denoiser(width=16)
+    nn.init.normal_(denoiser.output.weight)
+    x, time = torch.randn(2, 64), torch.tensor([0.2, 0.7])
+    assert not torch.allclose(denoiser(x, time), denoiser(x, time.flip(0)))
+    for each in denoiser.blocks:
+        nn.init.zeros_(each[-1].weight), nn.init.zeros_(each[-1].bias)
+    torch.testing.assert_close(denoiser(x, time), denoiser.output(denoiser.norm(denoiser.input(x))))
+
+    layers = list(models.autoencoder())
+    assert sum(isinstance(layer, nn.Linear) for layer in layers) == 8
+    assert isinstance(layers[-1], nn.Linear)
+
+
+def test_grids_are_what_their_names_say():
+    sizes = {"lstm": 15_624, "gpt": 15_624, "cnn": 10_000, "siren": 128**2}
+    for name, (epochs, batch) in recipes.small.BUDGETS.items():
+        assert 900 < epochs * -(-sizes.get(name.removeprefix("small_"), len(held_digits().train_x)) // batch) < 3200
+        for lr in recipes.small.ADAMW_RATES:
+            for decay in recipes.small.ADAMW_DECAYS:
+                point = recipes.get(f"{name}_adamw_{lr:g}_{decay:g}")
+                assert (point.lr, point.arguments, point.schedule) == (lr, {"weight_decay": decay}, "cosine")
+        for lr in recipes.small.SGD_RATES:
+            point = recipes.get(f"{name}_sgd_{lr:g}")
+            assert (point.lr, point.arguments, point.schedule) == (lr, {"momentum": 0.9}, "cosine")
+
+
+def test_a_grid_is_chosen_from_by_its_first_seed_and_rates_by_the_usual_decay(tmp_path):
+    for i, lr in enumerate(recipes.small.SGD_RATES):
+        records.write(made(f"small_vae_sgd_{lr:g}", 0, 30.0 + i), tmp_path)
+    records.write(made("small_vae_sgd_0.0001", 1, 90.0), tmp_path)
+    for i, lr in enumerate(recipes.small.ADAMW_RATES):
+        records.write(made(f"small_vae_adamw_{lr:g}_0.01", 0, 40.0 + i), tmp_path)
+        records.write(made(f"small_vae_adamw_{lr:g}_1", 0, 30.0 - i), tmp_path)
+    row = next(row for row in small_table(Results(tmp_path)).rows if "variational" in row[0])
+    assert row[1:3] == ("60.0 at 0.0001", "25.0 at 0.1, 1")
+    row = next(row for row in rates_table(Results(tmp_path)).rows if "variational" in row[0])
+    assert row[1:3] == ("0.0001", "0.0003")
+
+
+@pytest.mark.slow
+@needs_a_compiler
+@pytest.mark.parametrize("name", list(recipes.small.BUDGETS))
+def test_every_task_can_be_trained_as_on_a_gpu(name, tiny, tmp_path):
+    recipe = recipes.get(f"{name}_ours_8bit").as_smoke()
+    run = Run(recipe, 0, data=tiny, folder=tmp_path, results=tmp_path, device=CPU, compiled=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        assert run.train(Limits(), Progress("", 1, quiet=True))["status"] == "finished"

@@ -38,8 +38,8 @@ KINDS: dict[str, Mapping[str, Any]] = {
         for bits in (12, 8)
     },
 }
-# Of both; 0.01 is `ours` and `ours_no_decay` themselves. Grids reach to where the best of a task is inside, but for
-# SGD on the autoencoder.
+# Of both; 0.01 is `ours` and `ours_no_decay` themselves. Grids of rates reach to where the best of a task is inside,
+# but for SGD on the autoencoder; of AdamW's decays the lower one, PyTorch's, is always the better.
 RATES = (0.001, 0.003, 0.03, 0.1, 0.3)
 ADAMW_RATES, ADAMW_DECAYS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1), (0.01, 1.0)
 SGD_RATES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)

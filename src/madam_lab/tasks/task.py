@@ -33,6 +33,8 @@ class Task(ABC):
     batch_dim: ClassVar[int] = 0
     # Save a run after every epoch, however long one takes, and not only every so many seconds.
     saves_epochs: ClassVar[bool] = False
+    # Whether torch.compile takes the model. Where it does not, a GPU's steps are still captured.
+    compiles: ClassVar[bool] = True
     # Whether batches, of training and of evaluation, are this rank's share already, so that no rank loads another's.
     takes_slices: ClassVar[bool] = False
 
