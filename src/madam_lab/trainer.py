@@ -288,7 +288,7 @@ class Run:
     def _restore(self) -> None:
         try:
             state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
-        except OSError:
+        except (OSError, MemoryError, torch.OutOfMemoryError):  # of the machine, and not of the file
             raise
         except Exception as error:  # torch's unpickler raises whatever the bytes make of it
             raise ValueError(f"{self.checkpoint} is damaged; remove it to begin the run again") from error
