@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 import torchmadam
 from compiler import needs_cc
 from torchmadam import LadderFormat, Madam, held, mean, moment, release_gradients, to_ladder_
+from torchmadam.repeat import situation_of
 
 RULES = [
     {"momentum": 0.9},
@@ -303,6 +304,24 @@ def test_it_can_be_dropped_and_taken_up_again_from_zero(kind, compile):
             assert (mean * p.grad.float() >= 0).float().mean() > 0.6
         else:
             torch.testing.assert_close(mean, p.grad.float() * 0.5, rtol=2**-7, atol=0)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("name", "has", "has_not"),
+    [("second_moment", "float32", "none"), ("second_moment", "8bit", "none"), ("momentum", 0.9, 0.0)],
+)
+def test_a_step_that_drops_a_moment_repeats_none_that_had_nothing_to_drop(name, has, has_not, kind):
+    """A GPU makes a step again if it knows the situation; the moment would stay for whoever takes it up later."""
+    run = _, optimizer = started(kind, **{name: has})
+    (group,), state = optimizer.param_groups, optimizer.state
+    assert situation_of(group, state) is not None
+    group[name] = has_not
+    assert situation_of(group, state) is None
+    walk(run, [3])
+    assert situation_of(group, state) is not None
+    left = {key for own in state.values() for key in own}
+    assert not left & ({"second_moment", "exponents"} if name == "second_moment" else set(held.MEANS))
 
 
 @pytest.mark.parametrize("ladder", [None, "signed12", "paper12"])

@@ -385,6 +385,52 @@ def test_gradients_of_all_sizes_give_exactly_the_codes_of_the_reference(name, mo
             assert torch.equal(a, b.cpu()), t
 
 
+def overflowing(t, grad, rule):
+    """A moment that was of the last gradient only, and is then taken for that of a few of a thousand."""
+    return torch.full_like(grad, 9e18), {**rule, "beta": 0.999 if t else 0.0}
+
+
+def unusable(t, grad, rule):
+    """Gradients that are not finite, or too large, of weights whose means are no longer zero."""
+    if t:
+        grad.view(-1)[:4] = torch.tensor([math.nan, math.inf, -math.inf, 3e38])
+    return grad, rule
+
+
+def beyond(t, grad, rule):
+    """Steps of more rungs than any ladder has."""
+    return grad, {**rule, "lr": 5e5}
+
+
+@pytest.mark.parametrize("case", [overflowing, unusable, beyond])
+@pytest.mark.parametrize(("name", "moment"), [("paper12", "8bit"), ("paper12", True), ("signed8", True)])
+def test_means_are_those_of_the_reference_where_nothing_can_be_owed(name, moment, case, device):
+    """What rounding drops goes into a mean in units of the moment's root, which here is infinite, or not to be used."""
+    shape, generator = (9, 24), torch.Generator().manual_seed(2)
+    coding = CodeLayout.contiguous(LADDERS[name], shape)
+    codes = torch.randint(0, LADDERS[name].levels, shape, generator=generator, dtype=torch.int32)
+    kind = torch.uint8 if moment == "8bit" else torch.float32
+    runs = []
+    for step, on in ((update.madam_coded_, torch.device("cpu")), (launch.coded_step, device)):
+        exponents = torch.zeros(moment8.count_groups(shape), dtype=torch.uint8, device=on)
+        state = (
+            [torch.zeros(shape, dtype=torch.bfloat16, device=on)], [torch.zeros(shape, dtype=kind, device=on)],
+            [exponents] if moment == "8bit" else [], [torch.zeros((), device=on)],
+            [torch.zeros((), dtype=torch.int64, device=on)],
+        )  # fmt: skip
+        runs.append((step, [p.to(on) for p in coding.pack(codes)], state))
+    for t in range(4):
+        grad, rule = case(t, torch.randn(shape, generator=generator), {**RULE, "momentum": 0.9})
+        for step, planes, state in runs:
+            step([planes], [coding], [grad.to(planes[0].device)], *state, rounding="stochastic", streams=[11], **rule)
+        (_, theirs, reference), (_, ours, state) = runs
+        assert reference[0][0].isfinite().all()
+        # What the fast arithmetic has of a rung is exact to 21 bits, and rounded with the mean.
+        level_means(reference[0], state[0], slack=0.0)
+        for a, b in zip((*theirs, *itertools.chain(*reference)), (*ours, *itertools.chain(*state)), strict=True):
+            assert torch.equal(a, b.cpu()), t
+
+
 # ---- decoding
 
 

@@ -72,7 +72,7 @@ def test_a_budget_is_kept(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "cifar10_madm"], "no recipe matches 'cifar10_madm'; did you mean cifar10_madam"),
+        (["run", "cifar10_madm"], "madam: no recipe matches 'cifar10_madm'; did you mean cifar10_madam"),
         (["run", "digits_sgd", "--set", "epochs"], "use FIELD=VALUE"),
         (["run", "digits_sgd", "--set", "epoch=3"], "a recipe has no field 'epoch'"),
         (["run", "cifar10_sgd", "--data", "/nowhere"], "is missing; `madam data cifar10` downloads it"),

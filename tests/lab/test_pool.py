@@ -21,8 +21,11 @@ def test_runs_side_by_side_are_the_runs_one_after_another(tmp_path, capsys):
     chosen = [recipes.get(f"digits_{kind}").overridden({"epochs": 2}) for kind in ("sgd", "madam_12bit")]
     queue.work(chosen, [0], results=tmp_path / "alone", folder=tmp_path / "runs", quiet=True)
     arguments = ["run", "digits_sgd", "digits_madam_12bit", "--set", "epochs=2", "--at-once", "2", *_places(tmp_path)]
+    arguments += ["--keep", str(tmp_path / "kept")]
     assert main(arguments) == 0
     assert "2 done, 0 were done before, 0 left" in capsys.readouterr().out
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert kept == [f"digits_{kind}+epochs=2-0.safetensors" for kind in ("madam_12bit", "sgd")]
     for recipe in chosen:
         alone, beside = (
             records.read(records.path_of(recipe.name, 0, folder)) for folder in (tmp_path / "alone", tmp_path / "r")

@@ -9,7 +9,8 @@ import torch
 
 from madam_lab import queue, recipes, records
 from madam_lab.recipes import PAPER
-from torchmadam import LadderFormat, Madam
+from madam_lab.stepping import build_optimiser
+from torchmadam import LadderFormat, Madam, to_ladder_
 
 TASKS = ("cifar10", "cifar100", "wikitext2")
 KINDS = ("sgd", "adam", "madam", "madam_12bit", "madam_10bit", "madam_8bit")
@@ -98,6 +99,22 @@ def test_gans_state_the_papers_schedule_and_spacing(name, rates, spacing):
         assert recipe.arguments == {"betas": (0.0, 0.999)}
     if recipe.optimiser == "sgd":
         assert not recipe.arguments
+
+
+def test_the_gans_default_is_the_librarys_to_the_letter():
+    recipe = recipes.get("cgan_madam_signed8_default")
+    models = [torch.nn.Linear(30, 20) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    to_ladder_(models[0], recipe.ladder, **recipe.conversion)
+    to_ladder_(models[1], 8)
+    assert models[0].weight.coding == models[1].weight.coding
+    assert torch.equal(models[0].weight.codes(), models[1].weight.codes())
+    optimisers = build_optimiser(recipe, models[0], torch.device("cpu")), Madam(models[1].parameters())
+    of_floats = ("params", "param_names", "bound", "crossing")
+    mine, default = ({k: v for k, v in o.param_groups[0].items() if k not in of_floats} for o in optimisers)
+    assert mine == default
+    base = recipes.get("cgan_madam_signed8").settings()
+    assert {**recipe.settings(), "arguments": None} == {**base, "arguments": None}
 
 
 def test_schedules_that_fall_to_zero():
@@ -244,8 +261,6 @@ def test_a_control_changes_one_thing_of_the_papers_recipe():
 
 
 def test_a_floor_lifts_small_weights_keeps_signs_and_leaves_zeros():
-    from madam_lab.stepping import build_optimiser
-
     model = torch.nn.Linear(4, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, -1e-6, 1e-9, 0.0]]))

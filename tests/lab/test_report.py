@@ -471,3 +471,15 @@ def test_a_plateau_is_as_wide_as_results_are_good():
     assert plateau({**peak, 1e-1: math.inf}, worse=10 ** (1 / 4)) == (pytest.approx(0.25), False)
     assert plateau({**peak, 1e-3: 8.0}, worse=10 ** (1 / 4)) == (pytest.approx(1.0 + 0.25 + 0.125), False)
     assert plateau({lr: lr for lr in flat}, worse=10.0) == (pytest.approx(1.0), True)
+
+
+def test_the_plateau_table_has_the_best_rate_and_nothing_of_a_kind_that_never_finished(folder):
+    from madam_lab.report.plateau import plateau_table
+
+    for record in learning_rates("ours", *[None] * len(LEARNING_RATES)):
+        records.write(record, folder)
+    table = plateau_table(Results(folder))
+    cells = dict(zip(table.head[1:], table.rows[0][1:], strict=True))
+    best = {kind: cell.partition(", at ")[2] for kind, cell in cells.items() if cell != "missing"}
+    assert best == {"SGD": "0.1", "Adam": "0.001", "Madam": "0.01", "12-bit Madam": "0.01"}
+    assert "Madam, ours" not in figures.learning_rates(Results(folder), "digits")

@@ -76,6 +76,10 @@ def test_the_speed_of_full_size_training_comes_from_its_benchmark_and_leaves_the
     (tmp_path / "bench").mkdir()
     path = tmp_path / "bench" / "nvidia-h200-imagenet.json"
     path.write_text(json.dumps({**about, "imagenet": {"batch": 256, "side": 224, "classes": 1000, "rows": rows}}))
+    # Later in the folder, and none of this table's: smaller pictures, and no pictures.
+    small = {"batch": 256, "side": 64, "classes": 1000, "rows": {"SGD momentum fused": 40_000.0}}
+    path.with_name("x-imagenet.json").write_text(json.dumps({**about, "imagenet": small}))
+    path.with_name("x.json").write_text(json.dumps(about))
     table = photographs.throughput_table(Results(tmp_path))
     assert table.rows == [("SGD momentum fused", "3,000", "1.00"), ("Madam 12-bit", "2,910", "0.97")]
     path.write_text(path.read_text().replace("SGD momentum fused", "Madam float32"))

@@ -405,6 +405,14 @@ def test_a_damaged_checkpoint_says_so(tmp_path):
             run.train(Limits(), Progress("", 2, quiet=True))
 
 
+def test_a_checkpoint_that_cannot_be_opened_is_not_called_damaged(tmp_path):
+    """Nobody should remove a run's state because a disk was away."""
+    run = Run(small("digits_sgd"), 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"))
+    run.checkpoint.mkdir(parents=True)  # which nobody may read as a file, root included
+    with pytest.raises(IsADirectoryError):
+        run.train(Limits(), Progress("", 2, quiet=True))
+
+
 def test_a_run_that_another_process_is_at_is_left_alone(tmp_path):
     fcntl = pytest.importorskip("fcntl")
     recipe = replace(recipes.get("digits_madam"), epochs=1)
