@@ -89,9 +89,9 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     held: list[Any] = [*map(state.get, params)]
     if not held or not all(held):
         return None  # nothing to step, or the first step of some
-    if not group["momentum"] and ("first_moment" in held[0] or "step_moment" in held[0]):
-        return None  # the first step without momentum, which drops them
-    if group["second_moment"] == "none" and "second_moment" in held[0]:
+    if not group["momentum"] and any("first_moment" in own or "step_moment" in own for own in held):
+        return None  # the first step without momentum of some, which drops theirs
+    if group["second_moment"] == "none" and any("second_moment" in own for own in held):
         return None  # likewise
     try:
         moments = [each[name] for name in _MOMENTS[group["second_moment"]] for each in held]
