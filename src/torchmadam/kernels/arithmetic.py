@@ -3,7 +3,8 @@
 Codes must come out exactly as the reference makes them, given its moments, and exactly rounded division and square root
 are slow. So a step of codes is first made with a fast reciprocal root; only blocks in which some weight came so close
 to a rounding's threshold that the error could matter, one in fifty or so, are done again in the reference's own
-arithmetic. Kernels that have to agree with it are launched with ``enable_fp_fusion=False``.
+arithmetic. Kernels that have to agree with it are launched with ``enable_fp_fusion=False``. One thing is their own: the
+tanh of a signed ladder's decay, by which one code in some ten million goes another way in a step.
 """
 
 import triton
