@@ -47,8 +47,8 @@ def main() -> None:
             print(f"{name}: {seconds[name]:.1f} s", flush=True)
     result: dict[str, Any] = {"device": _name(device), **provenance()}
     result["fid"] = {"pictures": task.samples, **seconds}
-    path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', result['device'].lower()).strip('-')}"
-    path = path.with_name(f"{path.name}-fid{'-smoke' if options.smoke else ''}.json")
+    name = re.sub(r"[^a-z0-9]+", "-", result["device"].lower()).strip("-")
+    path = options.out / f"{name}-fid{'-smoke' if options.smoke else ''}.json"
     _write(path, result)
     print(path)
 
