@@ -165,6 +165,8 @@ class Pace:
         cls, lr: float | Tensor, spacing: float, *, momentum: float, max_step: float, weight_decay: float, feeds: bool
     ) -> "Pace":
         """Of a ladder with this spacing. ``feeds``: what rounding drops goes into the mean."""
+        if isinstance(lr, Tensor) and lr.is_cpu:
+            lr = float(lr)  # a number, as it is for kernels
         rate = torch.as_tensor(lr / spacing, dtype=torch.float32)
         pull = rate * weight_decay if weight_decay else 0.0
         if not momentum:

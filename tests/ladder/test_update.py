@@ -284,3 +284,15 @@ def test_a_coded_step_in_pieces_is_the_step_in_one_piece(
         steps.append((codes(model) + moments, optimizer.nonfinite_count()))
     assert same(steps[0][0], steps[1][0])
     assert steps[0][1] == steps[1][1] == 3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("lr", [0.01, 0.0037, 0.1])
+def test_a_learning_rate_in_a_tensor_is_the_number_in_it(lr, momentum):
+    """A GPU's kernels get the number; divided by the spacing in float32, it would send some codes elsewhere."""
+    for dtype in (torch.float32, torch.float64):
+        given = torch.tensor(lr, dtype=dtype)
+        arguments = {"momentum": momentum, "max_step": 8.0, "weight_decay": 0.2, "feeds": momentum > 0}
+        for spacing in (0.001, 0.0069, 0.01, 0.3):
+            ours, theirs = (update.Pace.of(each, spacing, **arguments) for each in (given, float(given)))
+            assert ours == theirs
