@@ -418,6 +418,7 @@ def test_codes_and_their_gradients_lie_as_floats_do(shape, memory_format):
     ours, theirs = model[1].weight, floats[1].weight
     assert isinstance(ours, LadderTensor)
     assert ours.stride() == theirs.stride() == ours.decode().stride()
+    assert ours.stride() == ours.detach().clone().stride() == copy.deepcopy(model)[1].weight.stride()
     assert ours.grad.stride() == theirs.grad.stride() == ours.stride()
 
 

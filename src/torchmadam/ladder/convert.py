@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmadam import groups, noise, replaced, shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
-from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.ladder.tensor import LadderTensor, is_row_major
 from torchmadam.messages import describe, require_module, warn
 
 # Of the paper's ladders, and of signed ones: those of Madam.paper and of Madam for floats.
@@ -241,9 +241,12 @@ def _order(weights: Tensor) -> tuple[int, ...]:
         (4, torch.channels_last, (0, 2, 3, 1)),
         (5, torch.channels_last_3d, (0, 2, 3, 4, 1)),
     ):
-        if weights.dim() == dims and weights.is_contiguous(memory_format=format):
-            strides = torch.empty(weights.shape, device="meta").stride()
-            return order if weights.stride() != strides else tuple(range(dims))
+        if (
+            weights.dim() == dims
+            and weights.is_contiguous(memory_format=format)
+            and not is_row_major(weights.shape, weights.stride())
+        ):
+            return order
     return tuple(range(weights.dim()))
 
 

@@ -96,6 +96,8 @@ def _order_for(source: LadderTensor, memory_format: torch.memory_format | None) 
         return (0, 2, 3, 1)
     if memory_format == torch.channels_last_3d:
         return (0, 2, 3, 4, 1)
+    if memory_format in (None, torch.preserve_format) and source.is_whole:
+        return source.coding.order  # which strides do not tell where a dimension has the length 1
     if memory_format in (None, torch.preserve_format) and dims:
         strides = source.stride()
         order = tuple(sorted(range(dims), key=lambda d: (-strides[d], d)))

@@ -201,7 +201,7 @@ class LadderTensor(Rows, Tensor):
             last = (offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))) // columns + 1
             planes = [plane[first:last] for plane in planes] if (first, last) != (0, self.coding.rows) else planes
         matrix = ops.decode(planes, self.limit, self.coding, first, dtype)
-        if _is_contiguous(size, stride) and self.numel() == matrix.numel():
+        if is_row_major(size, stride) and self.numel() == matrix.numel():
             return matrix.view(size)
         return matrix.as_strided(size, stride, offset - first * self.coding.columns)
 
@@ -269,13 +269,13 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     return tree_flatten([named.get(name) for name in targets])[0]
 
 
-def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+def is_row_major(size: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether these are the strides of a new tensor, those of dimensions of length 1 among them."""
     expected = 1
     for n, step in zip(reversed(size), reversed(stride), strict=True):
         if step != expected:
             return False
-        expected *= n
+        expected *= max(n, 1)
     return True
 
 
