@@ -57,5 +57,9 @@ class Mean:
     def store_(self, new: Tensor) -> None:
         """Hold a mean, rounded."""
         place = noise.positions_like(self.value, self.first).to(torch.int32)
-        dither = ((noise.scattered(place, _PLACES) + self.phase) >> 16) & 0xFFFF
+        if torch.compiler.is_compiling():
+            # Else Inductor takes the product for arithmetic of indices, and writes a sequence with such a step in C++,
+            # where overflow is not defined: GCC then leaves out what follows the last whole vector (PyTorch 2.11).
+            place = place & -1
+        dither = ((place * _PLACES + self.phase) >> 16) & 0xFFFF
         self.value.copy_(((new.view(torch.int32) + dither) & -65536).view(torch.float32))

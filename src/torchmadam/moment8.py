@@ -100,7 +100,7 @@ def encode_(codes: Tensor, exponents: Tensor, moment: Tensor, at: Tensor, first:
     # 52, because division by 5 left rungs up to 2 too small; and the dither stops as far before 1: a rung stays one.
     above = (bits - ((exponents.to(torch.int32) << 23) - 52).unsqueeze(1)).clamp_(min=0)
     place = torch.arange(first, first + moment.numel(), device=moment.device).to(torch.int32).view(moment.shape)
-    dither = (((noise.scattered(place, _PLACES) + at).to(torch.int64) & 0xFFFFFFFF) * (2**24 - 2**10)) >> 32
+    dither = (((place * _PLACES + at).to(torch.int64) & 0xFFFFFFFF) * (2**24 - 2**10)) >> 32
     codes.copy_((_out_of_groups(above, moment.shape).to(torch.int64) * (2 * _PER_OCTAVE) + dither) >> 24)
 
 

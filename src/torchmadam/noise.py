@@ -110,15 +110,6 @@ def positions_like(tensor: Tensor, first: int = 0) -> Tensor:
     return place.view(in_memory.shape).permute(sorted(range(tensor.dim()), key=order.__getitem__))
 
 
-def scattered(place: Tensor, multiplier: int) -> Tensor:
-    """Positions, int32, times a large number, modulo 2^32.
-
-    Inductor takes that for arithmetic of indices, and writes a sequence with such a step in C++, where overflow is not
-    defined: GCC then leaves out what follows the last whole vector. After a bitwise operation it does not.
-    """
-    return (place & -1 if torch.compiler.is_compiling() else place) * multiplier
-
-
 def memory_order(tensor: Tensor) -> list[int]:
     """The dimensions of a tensor, from the slowest in memory to the fastest."""
     strides = tensor.stride()
