@@ -46,6 +46,17 @@ def test_the_signed_ladder_is_its_formula_with_its_ends_at_the_limit():
     assert decoded[0].item() == pytest.approx(-0.5, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ladder", PRESETS, ids=str)
+def test_a_code_has_the_same_weight_among_few_and_among_many(ladder, dtype):
+    codes, limit = every_code(ladder).flip(0), torch.tensor(0.0123)
+    many = ladder.decode(codes.repeat(3, 1), limit, dtype)
+    few = torch.stack([ladder.decode(code, limit, dtype) for code in codes])
+    assert many.dtype == few.dtype == dtype
+    assert torch.equal(many, few.repeat(3, 1))
+    assert torch.equal(few, ladder.decode(codes, limit).to(dtype))
+
+
 def test_presets_are_the_papers_numbers():
     for name, stored, spacing, reach in [
         ("paper12", 13, 0.001, 60.04),

@@ -84,7 +84,7 @@ def _decode_reference(
     order: list[int], signs: str, sign_key: int, first_row: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     coding = _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key)
-    return coding.format.decode(coding.unpack(planes, first_row), limit).to(dtype)
+    return coding.format.decode(coding.unpack(planes, first_row), limit, dtype)
 
 
 def _decode_cuda(
@@ -94,7 +94,7 @@ def _decode_cuda(
     coding = _coding(levels, spacing, crossing, tuple(shape), tuple(order), signs, sign_key)
     if _has_triton() and _kernels_take(coding) and dtype != torch.float64:
         return _launch_decode().decode(planes, limit, coding, first_row, dtype)  # type: ignore[no-any-return]
-    return coding.format.decode(coding.unpack(planes, first_row), limit).to(dtype)
+    return coding.format.decode(coding.unpack(planes, first_row), limit, dtype)
 
 
 def _decode_shape(

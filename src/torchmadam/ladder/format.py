@@ -146,12 +146,17 @@ class LadderFormat:
         name = f"{self.code_bits}-bit" if self.levels == 2**self.code_bits else f"{self.levels}-level"
         return f"{name}, spacing {self.spacing:.4g}"
 
-    def decode(self, codes: Tensor, limit: Tensor) -> Tensor:
-        """The float32 weights of integer codes; ``limit`` is sigma*."""
+    def decode(self, codes: Tensor, limit: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weights of integer codes, computed in float32; ``limit`` is sigma*."""
         # A table, because exp and sinh of vectors and of single numbers differ in the last bit on a CPU, and the weight
-        # of a code must not depend on where it lies.
+        # of a code must not depend on where it lies. Few weights are scaled and cast, or the table of many.
         # index_select takes half as long as indexing.
-        return _rungs(self, codes.device).index_select(0, codes.flatten()).view(codes.shape) * limit
+        rungs, places = _rungs(self, codes.device), codes.flatten()
+        if len(places) < len(rungs):
+            weights = (rungs.index_select(0, places) * limit).to(dtype)
+        else:
+            weights = (rungs * limit).to(dtype).index_select(0, places)
+        return weights.view(codes.shape)
 
     def encode(self, values: Tensor, limit: Tensor, bits: Tensor | None = None) -> Tensor:
         """The int32 codes of float values: the nearest rung, half to even; or, given random ``bits``, stochastically.
