@@ -80,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         "--ahead", type=_seconds, default=0.0,
         help="begin the next run when one needs no more than this, such as 16s, in a process of its own (default: 0s)",
     )  # fmt: skip
+    run.add_argument(
+        "--compile", action="store_true",
+        help="on a CPU, what a GPU does anyway: compile network and optimiser, and compute in the recipe's precision",
+    )  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="no progress, only results")
     _results(run)
 
@@ -200,6 +204,8 @@ def _run(options: argparse.Namespace) -> int:
         chosen = [item.as_smoke() for item in chosen]
     with ranks.joined(_device(options.device)) as device:
         first = ranks.here().is_first
+        if options.compile and ranks.here().are_many:
+            raise ValueError("--compile is for runs of one process each, not under torchrun")
         work: Any = queue.work
         if options.at_once > 1 or options.ahead:
             if ranks.here().are_many:
@@ -217,6 +223,7 @@ def _run(options: argparse.Namespace) -> int:
             overrides=overrides,
             scales=options.scales,
             keep=options.keep,
+            compiled=options.compile or None,
             quiet=options.quiet,
         )
     if first:

@@ -42,6 +42,7 @@ def work(
     overrides: dict[str, Any] | None = None,
     scales: Path | None = None,
     keep: Path | None = None,
+    compiled: bool | None = None,
     quiet: bool = False,
     say: Callable[[str], None] = print,
     left: Callable[[float], None] | None = None,
@@ -86,7 +87,7 @@ def work(
                         try:
                             run = Run(
                                 recipe, seed, data=data, device=device, folder=folder, results=results,
-                                overrides=overrides, scales=scales, keep=keep,
+                                overrides=overrides, compiled=compiled, scales=scales, keep=keep,
                             )  # fmt: skip
                             record = run.train(limits, progress)
                         except Stopped:

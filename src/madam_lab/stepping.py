@@ -1,4 +1,4 @@
-"""One training step, plain on a CPU; compiled and captured as a CUDA graph on a GPU."""
+"""One training step, plain or compiled on a CPU; compiled and captured as a CUDA graph on a GPU."""
 
 import functools
 import math
@@ -28,19 +28,21 @@ def settle(device: torch.device) -> None:
         torch.backends.cudnn.deterministic = True
 
 
-def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def build_optimiser(
+    recipe: Recipe, model: nn.Module, device: torch.device, compiled: bool = False
+) -> torch.optim.Optimizer:
     """The recipe's optimiser. On a GPU its learning rate is a tensor there, so that a captured step can follow it.
 
-    Madam's arguments are what differs from the paper's.
+    Madam's arguments are what differs from the paper's. ``compiled``: a CPU steps in one pass over memory, too.
     """
-    first = recipe.lr_at(0.0)
-    lr: Any = torch.tensor(first, device=device) if device.type == "cuda" else first
-    fast: dict[str, Any] = {"fused": True} if device.type == "cuda" else {}
+    first, on_gpu = recipe.lr_at(0.0), device.type == "cuda"
+    lr: Any = torch.tensor(first, device=device) if on_gpu else first
+    fast: dict[str, Any] = {"fused": True} if on_gpu or compiled else {}
     named = list(model.named_parameters())
     if recipe.optimiser == "madam":
         conversions = ("bound", "zero_scale") if recipe.ladder is not None else ()  # which to_ladder_ had
         arguments = {name: value for name, value in recipe.arguments.items() if name not in conversions}
-        optimiser = Madam.paper(named, lr=lr, **arguments)
+        optimiser = Madam.paper(named, lr=lr, compile=compiled and not on_gpu, **arguments)
         if recipe.floor is not None:
             optimiser.register_step_post_hook(functools.partial(_lift, floor=recipe.floor))
         return optimiser
@@ -48,7 +50,7 @@ def build_optimiser(recipe: Recipe, model: nn.Module, device: torch.device) -> t
         return torch.optim.SGD(named, lr=lr, **fast, **recipe.arguments)
     if recipe.optimiser in ("adam", "adamw"):
         kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
-        fast |= {"capturable": True} if fast else {}
+        fast |= {"capturable": True} if on_gpu else {}
         return kind(named, lr=lr, **fast, **recipe.arguments)
     raise ValueError(f"optimiser {recipe.optimiser!r} is unknown; use sgd, adam, adamw or madam")
 
@@ -82,7 +84,10 @@ def only_(model: nn.Module, player: nn.Module) -> None:
 
 
 class Stepper:
-    """Forward, backward and optimiser step on one batch, and evaluation; keeps the sums of an epoch on the device."""
+    """Forward, backward and optimiser step on one batch, and evaluation; keeps the sums of an epoch on the device.
+
+    ``compiled``: as on a GPU, through torch.compile and in the recipe's precision.
+    """
 
     def __init__(
         self, recipe: Recipe, task: Task, model: nn.Module, optimiser: torch.optim.Optimizer, compiled: bool
@@ -96,7 +101,7 @@ class Stepper:
         players = task.players(model)
         self._trained: Any = self.ranks.wrapped(model) if len(players) == 1 else model
         self.sums = torch.zeros(3, device=task.device)
-        self._autocast = self.on_gpu and recipe.precision == "bf16"
+        self._autocast = (self.on_gpu or compiled) and recipe.precision == "bf16"
         # Compiled for the shape of a full batch; a smaller one at an epoch's end is not worth a second compilation.
         self._full: tuple[int, ...] | None = None
         if compiled and task.compiles and not self.ranks.are_many:  # what travels is neither compiled nor captured

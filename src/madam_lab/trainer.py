@@ -88,12 +88,16 @@ class Run:
         scales: Path | None = None,
         keep: Path | None = None,
     ) -> None:
-        """``scales``: the file that the recipe's scales come from. ``keep``: a folder for the trained weights."""
+        """``compiled``: also on a CPU (None: on a GPU only). ``scales``: the file that the recipe's scales come from.
+
+        ``keep``: a folder for the trained weights.
+        """
         self.recipe, self.seed, self.results = recipe, seed, results
         self.overrides = overrides or {}
         self.ranks = ranks.here()
         self.provenance = records.provenance()  # now: the files may change while it runs
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.compiled = self.device.type == "cuda" if compiled is None else compiled
         self.checkpoint = folder / recipe.name / f"{seed}.pt"
         settle(self.device)
         if recipe.task not in TASKS:
@@ -115,9 +119,8 @@ class Run:
         self.model.to(self.device)
         self.keep = keep
         with _named(recipe, "arguments"):
-            self.optimiser = build_optimiser(recipe, self.model, self.device)
-        on_gpu = self.device.type == "cuda"
-        self.stepper = Stepper(recipe, self.task, self.model, self.optimiser, on_gpu if compiled is None else compiled)
+            self.optimiser = build_optimiser(recipe, self.model, self.device, self.compiled)
+        self.stepper = Stepper(recipe, self.task, self.model, self.optimiser, self.compiled)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.curve: list[dict[str, Any]] = []
@@ -229,7 +232,7 @@ class Run:
             "codes": self.codes or None,
             "seconds": round(self.seconds, 2),
             "started": self.started,
-            "device": self.ranks.on(torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"),
+            "device": self.ranks.on(self._device_name()),
             **self.provenance,
         }
         if self.recipe.monitor is not None:
@@ -250,6 +253,11 @@ class Run:
             self.checkpoint.unlink(missing_ok=True)
         return record
 
+    def _device_name(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return "CPU, compiled" if self.compiled else "CPU"
+
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -268,6 +276,7 @@ class Run:
             "settings": self.recipe.settings(),
             "source": self.provenance["source"],
             "data": self.task.fingerprint(),
+            "compiled": self.compiled,
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "random": self.ranks.gathered(torch.get_rng_state()),
@@ -301,6 +310,9 @@ class Run:
                 f"{self.checkpoint} was begun with other files of {self.task.name} than there are now; put them back, "
                 f"or remove it"
             )
+        if state.get("compiled", self.compiled) != self.compiled:
+            how = "with" if state["compiled"] else "without"
+            raise ValueError(f"{self.checkpoint} was begun {how} --compile; go on {how} it, or remove the file")
         if state["source"] != self.provenance["source"]:
             self.provenance |= {"dirty": True, "source": "mixed"}  # other code began the run
         own = {name: self._own(state[name]) for name in ("random", "random_cuda", "sums")}

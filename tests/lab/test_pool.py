@@ -113,7 +113,8 @@ def test_the_next_run_begins_when_the_last_one_nears_its_end(monkeypatch, tmp_pa
     assert running == [[], [overlap]]
 
 
-def test_ranks_of_one_run_are_not_runs_at_once(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("option", [("--at-once", "2"), ("--compile",)])
+def test_ranks_of_one_run_are_neither_runs_at_once_nor_compiled(option, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("madam_lab.ranks.here", lambda: ranks.Ranks(0, 2))
-    assert main(["run", "digits_sgd", "--at-once", "2", *_places(tmp_path)]) == 1
+    assert main(["run", "digits_sgd", *option, *_places(tmp_path)]) == 1
     assert "not under torchrun" in capsys.readouterr().err

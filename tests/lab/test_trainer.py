@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from compiler import needs_a_compiler
 from madam_lab import queue, recipes, records
 from madam_lab.progress import Progress
 from madam_lab.trainer import Limits, Run, Stopped
@@ -242,6 +243,41 @@ def test_only_full_batches_are_compiled_even_when_a_run_goes_on_with_a_smaller_o
     run.step = run.task.steps - 1  # the last batch of an epoch comes first
     run.train(Limits(), Progress("", recipe.epochs, quiet=True))
     assert compiled == [recipe.batch] * (run.task.steps - 1)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("name", "own"), [("cifar10_madam_12bit", torch.bfloat16), ("digits_madam", torch.float32)])
+def test_a_cpu_computes_in_a_recipes_precision_where_it_compiles(name, own, compiled, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    recipe = recipes.get(name).as_smoke()
+    run = Run(
+        recipe, 0, data=tiny, folder=tmp_path, results=tmp_path, device=torch.device("cpu"), compiled=compiled or None
+    )
+    seen = []
+    last = [m for m in run.model.modules() if isinstance(m, torch.nn.Linear)][-1]
+    last.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    run.stepper.step(next(iter(run.task.epoch(0))))
+    assert seen == [own if compiled else torch.float32]
+    assert [group["compile"] for group in run.optimiser.param_groups] == [compiled]
+
+
+@needs_a_compiler
+def test_a_compiled_run_that_stops_goes_on_as_if_it_had_not_and_says_that_it_was_compiled(tmp_path):
+    recipe = small()
+    whole = records.read(run_whole(recipe, tmp_path / "whole", compiled=True)[1])
+    assert whole["device"] == "CPU, compiled"
+
+    def going_on(compiled, limits):
+        run = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=torch.device("cpu"), compiled=compiled)
+        return run.train(limits, Progress("", 1, quiet=True))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(Stopped):
+            going_on(True, StopAfter(7))
+        with pytest.raises(ValueError, match="go on with it"):
+            going_on(False, Limits())
+        assert same(whole, going_on(True, Limits()))
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):

@@ -31,7 +31,7 @@ class Recipe:
         model: arguments of the task's model.
         clip: the largest norm of the whole gradient.
         precision: of the forward and backward passes on a GPU, "bf16" or "float32", whose matrix products are TF32
-            there; a CPU computes in float32.
+            there; a CPU computes in float32, unless it is told to compile (``--compile``).
         monitor: after how many steps a :class:`torchmadam.theory.TrustMonitor` looks again; None: there is none. It
             changes no weight on a CPU; on a GPU a step that is looked at runs outside of the CUDA graph.
         warm_up: epochs in which the learning rate climbs from zero to the schedule's; None: none.
