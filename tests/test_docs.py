@@ -1,6 +1,7 @@
 """What the pages say is what the programs say."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 from examples import failures, pictures
 
-from madam_lab.report import conversion, crossing, tables
+from madam_lab import cli, report
+from madam_lab.report import tables
 from madam_lab.report.numbers import Results
 
 ROOT = Path(__file__).parent.parent
@@ -61,12 +63,22 @@ def test_pictures_of_failures_are_drawn_and_warnings_filled_in(tmp_path, monkeyp
     assert "old" not in text
 
 
-@pytest.mark.parametrize("page", ["bits.md", "huggingface.md"])
-def test_tables_on_the_pages_are_what_the_records_say(page, tmp_path):
-    copy = tmp_path / page
-    copy.write_text(read(DOCS / page), encoding="utf-8")
-    tables.fill_in(copy, Results(ROOT / "results"), {**tables.TABLES, **conversion.TABLES, **crossing.TABLES})
-    assert read(copy) == read(DOCS / page)
+def test_tables_and_figures_are_what_the_records_say(tmp_path):
+    pages = [ROOT / "README.md", *(page for page in sorted(DOCS.glob("*.md")) if "<!-- table: " in read(page))]
+    assert {page.stem for page in pages[1:]} == set(cli.PAGES)
+    copies = [Path(shutil.copy(page, tmp_path)) for page in pages]
+    made = report.write(
+        ROOT / "results", tmp_path / "report.html", copies, tmp_path / "learning-rate.svg", tmp_path / "largest-lr.svg"
+    )
+    assert len(made) == len(pages) + 3
+    originals = [DOCS / "report.html", *pages, DOCS / "learning-rate.svg", DOCS / "largest-lr.svg"]
+    for copy, original in zip(made, originals, strict=True):
+        assert read(copy) == read(original), f"run `madam report`: {original.name}"
+
+
+def test_rows_that_the_readme_shows_of_the_benchmark_are_in_it():
+    shown = tables.speed_brief_table(Results(ROOT / "results")).rows
+    assert {row[0] for row in shown} == set(tables.BRIEF)
 
 
 def test_pictures_without_training_are_what_the_library_says_now(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 from madam_lab import records
 
 # Pages with tables that are made from records.
-_PAGES = ("reproduction", "migration", "theory", "bits", "huggingface", "imagenet", "memory")
+PAGES = ("reproduction", "migration", "theory", "bits", "huggingface", "imagenet", "memory", "speed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--page", type=Path, default=Path("docs/report.html"), help="the HTML page to write")
     report.add_argument(
         "--tables", type=Path, nargs="*",
-        default=[Path("README.md"), *(Path("docs") / f"{name}.md" for name in _PAGES)],
+        default=[Path("README.md"), *(Path("docs") / f"{name}.md" for name in PAGES)],
         help="Markdown files whose marked tables are filled in; files that are not there are left out",
     )  # fmt: skip
     report.add_argument(

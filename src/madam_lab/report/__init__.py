@@ -8,7 +8,7 @@ from madam_lab.report import controls, conversion, crossing, gan, language, phot
 from madam_lab.report.figures import learning_rates
 from madam_lab.report.numbers import Results
 from madam_lab.report.page import page
-from madam_lab.report.tables import TABLES, fill_in
+from madam_lab.report.tables import PARTS, TABLES, fill_in
 
 # The task of the picture on top of the README: the first of these whose figure is complete.
 _PICTURED = ("wikitext2", "cifar10", "cifar100", "digits")
@@ -29,7 +29,7 @@ def write(
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(results), encoding="utf-8")
     written = [target]
-    known = dict(TABLES)
+    known = TABLES | PARTS
     for module in (controls, conversion, crossing, gan, language, photographs, plateau, small, theory):
         known |= module.TABLES
     for path in tables:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from madam_lab.recipes import PAPER
 from madam_lab.recipes.paper import BITS_TABLE
@@ -19,8 +20,14 @@ ROWS = [
 ]
 # Tables whose note is made from records too.
 _NOTED = (
-    "ours", "small", "small_rates", "plateau", "fid", "speed", "cpu", "conversion", "throughput", "imagenette",
-    "gpt_quality", "gpt_memory",
+    "ours", "small", "small_rates", "plateau", "fid", "speed", "speed_brief", "cpu", "conversion", "throughput",
+    "imagenette", "gpt_quality", "gpt_memory",
+)  # fmt: skip
+# Rows of the benchmark that the README shows.
+BRIEF = (
+    "torch AdamW fused, float32", "torch AdamW fused, bfloat16", "bitsandbytes AdamW8bit, bfloat16",
+    "torchao AdamW8bit, bfloat16", "Madam float32", "Madam bfloat16", "Madam signed 12-bit", "Madam signed 8-bit",
+    "Madam signed 8-bit, 8-bit moment",
 )  # fmt: skip
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -105,10 +112,9 @@ def ladder_table(results: Results) -> Table:
 def speed_table(results: Results) -> Table:
     """A step on a GPU beside the peers', from results/bench."""
     head = ("", "large, ms", "of its floor", "of AdamW's time", "small, ms", "small, captured", "bytes")
-    found = [bench for bench in results.benchmarks if bench["device"] != "CPU" and "steps" in bench]
-    if not found:
+    bench = _steps_of_a_gpu(results)
+    if bench is None:
         return Table("Speed", "", head, [], [])
-    bench = found[0]
     large, small = bench["steps"]["gpt"], bench["steps"]["resnet18"]
     peer = large["rows"][0]["ms"]
     rows = []
@@ -125,12 +131,36 @@ def speed_table(results: Results) -> Table:
             )
         )  # fmt: skip
     note = (
-        f"{bench['device']}, torch {bench['versions']['torch']}, commit {bench['commit'][:7]}. Large: "
-        f"{large['weights'] / 1e9:.2f} billion weights in {large['tensors']} tensors; small: ResNet-18's "
-        f"{small['tensors']}. The floor is the bytes that a step must move, at the speed of a copy "
+        f"{_measured_on(bench)}. Large: {large['weights'] / 1e9:.2f} billion weights in {large['tensors']} tensors; "
+        f"small: ResNet-18's {small['tensors']}. The floor is the bytes that a step must move, at the speed of a copy "
         f"({bench['copy'] / 1e12:.2f} TB/s). Bytes a weight: weight, gradient and state."
     )
     return Table("A step, beside the peers", note, head, rows, rows)
+
+
+def speed_brief_table(results: Results) -> Table:
+    """The rows and columns of it that a newcomer asks for first."""
+    head = ("", "ms", "of AdamW's time", "bytes a weight")
+    bench = _steps_of_a_gpu(results)
+    if bench is None:
+        return Table("Speed", "", head, [], [])
+    found = {row[0]: row for row in speed_table(results).rows}
+    rows = [(name, found[name][1], found[name][3], found[name][6]) for name in BRIEF if name in found]
+    large = bench["steps"]["gpt"]
+    note = (
+        f"A step of {large['weights'] / 1e9:.2f} billion weights in {large['tensors']} tensors on an "
+        f"{_measured_on(bench)}. Bytes: weight, gradient and state."
+    )
+    return Table("A step, beside the peers", note, head, rows, rows)
+
+
+def _steps_of_a_gpu(results: Results) -> dict[str, Any] | None:
+    found = [bench for bench in results.benchmarks if bench["device"] != "CPU" and "steps" in bench]
+    return found[0] if found else None
+
+
+def _measured_on(bench: Mapping[str, Any]) -> str:
+    return f"{bench['device']}, torch {bench['versions']['torch']}, commit {bench['commit'][:7]}"
 
 
 def cpu_table(results: Results) -> Table:
@@ -160,6 +190,8 @@ TABLES = {
     "main": main_table, "bits": bits_table, "full": full_table, "bytes": ladder_table, "speed": speed_table,
     "cpu": cpu_table,
 }  # fmt: skip
+# Not on the page, which has the whole of it.
+PARTS = {"speed_brief": speed_brief_table}
 
 
 def fill_in(path: Path, results: Results, known: Mapping[str, Callable[[Results], Table]] = TABLES) -> None:
