@@ -1,6 +1,6 @@
-"""Moments in an optimiser's state: made, changed from one kind to another, kept in their parameter's order."""
+"""What an optimiser's state holds: begun at a parameter's first gradient, moments of its kind in its memory order."""
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -9,13 +9,88 @@ from torch import Tensor
 from torchmadam import groups, moment8, noise, shards
 from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
+from torchmadam.messages import describe
+
+Group = dict[str, Any]
+States = MutableMapping[Tensor, dict[str, Any]]
 
 MEANS = ("first_moment", "step_moment")
 
 
+def is_coded(p: Tensor) -> bool:
+    """Whether a parameter, or the part of it that is here, is codes."""
+    return isinstance(shards.local(p), LadderTensor)
+
+
 def mean_name(p: Tensor) -> str:
     """What a parameter's first moment is called in its state: of gradients, for floats, or of steps, for codes."""
-    return MEANS[isinstance(shards.local(p), LadderTensor)]
+    return MEANS[is_coded(p)]
+
+
+def ready(group: Group, states: States, every: Sequence[Group], *, coded: bool) -> list[tuple[str | None, Any]]:
+    """Name and parameter of those of one kind, float or coded, that have a gradient; each has its state now.
+
+    ``states`` and ``every``: the state of all parameters, and all groups.
+    """
+    names = group.get("param_names") or [None] * len(group["params"])
+    found = [
+        (name, p) for name, p in zip(names, group["params"], strict=True) if p.grad is not None and is_coded(p) == coded
+    ]
+    for name, p in found:
+        if p.grad.layout != torch.strided:
+            raise ValueError(
+                f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's moments are "
+                f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
+            )
+    # New ones, whose state is empty if somebody looked at it; and those whose state is from when they were codes,
+    # which carry their scale themselves.
+    needed = "step" if coded else "scale"
+    fresh = [(name, p) for name, p in found if needed not in states[p]]
+    if fresh:
+        _begin(group, states, every, [name for name, _ in fresh], [p for _, p in fresh], coded=coded)
+    for _, p in found:
+        state = states[p]
+        if coded:  # what it had as a float
+            state.pop("scale", None)
+            state.pop("crossing", None)
+        elif state["scale"].dtype != (wide := _wide(p)):  # of a state from when the parameter had another dtype
+            state["scale"] = state["scale"].to(wide)
+        prepare(state, p, group["second_moment"], group["momentum"], noise.stream(group["seed"], state["index"]))
+    return found
+
+
+def _begin(
+    group: Group, states: States, every: Sequence[Group], names: list[str | None], params: list[Any], *, coded: bool
+) -> None:
+    """Give these parameters of a group the state of a first step, moments apart."""
+    position = {p: i for i, p in enumerate(p for g in every for p in g["params"])}
+    taken = {own["index"] for own in states.values() if "index" in own}  # perhaps by one whose group moved up
+    for p in params:
+        if position[p] in taken and "index" not in states[p]:
+            position[p] = max(*taken, *position.values()) + 1
+    begun: list[dict[str, Any]] = [
+        {
+            "step": torch.zeros((), dtype=torch.float32, device=p.device),
+            "nonfinite": torch.zeros((), dtype=torch.int64, device=p.device),
+            "index": position[p],
+        }
+        for p in params
+    ]
+    if not coded:  # a coded parameter carries its own scale
+        scales, crossings, stuck = groups.starting_point(group, names, params)
+        for p, state, scale, crossing in zip(params, begun, scales, crossings, strict=True):
+            state["scale"] = torch.full((), scale, dtype=_wide(p), device=p.device)
+            if crossing is not None:
+                state["crossing"] = crossing
+        if stuck:
+            groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
+    for p, state in zip(params, begun, strict=True):
+        states[p] = state | states[p]
+
+
+def _wide(p: Tensor) -> torch.dtype:
+    """Of a parameter's scale."""
+    return torch.promote_types(groups.as_real(shards.local(p)).dtype, torch.float32)
 
 
 def prepare(state: dict[str, Any], p: Tensor, kind: str, momentum: float, stream: int) -> None:

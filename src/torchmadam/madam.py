@@ -12,7 +12,6 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from torchmadam import groups, held, noise, replaced, shards
 from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
-from torchmadam.messages import describe
 from torchmadam.repeat import Repeats, is_launched, situation_of
 from torchmadam.state import OLDER, STATE_VERSION, Exact, shield
 from torchmadam.watch import Watch
@@ -221,7 +220,7 @@ class Madam(Optimizer):
 
     @_disable_dynamo  # torch.compiler.disable would import the whole compiler with this module
     def _step_coded(self, group: dict[str, Any]) -> list[Any] | None:
-        params = [p for _, p in self._ready(group, coded=True)]
+        params = [p for _, p in held.ready(group, self.state, self.param_groups, coded=True)]
         if not params:
             return []
         states = [self.state[p] for p in params]
@@ -269,7 +268,7 @@ class Madam(Optimizer):
         The name and the shape of this method are PyTorch's: ``torch.compile`` runs it outside the graph it traces.
         """
         self._check_replaced()  # for a step that is being compiled
-        for name, p in self._ready(group, coded=False):
+        for name, p in held.ready(group, self.state, self.param_groups, coded=False):
             state = self.state[p]
             params.append(shards.local(p))
             grads.append(shards.local(p.grad))
@@ -285,62 +284,6 @@ class Madam(Optimizer):
             nonfinite.append(state["nonfinite"])
             streams.append(noise.stream(group["seed"], state["index"]))
             crossings.append(state.get("crossing", group["crossing"]))
-
-    def _ready(self, group: dict[str, Any], *, coded: bool) -> list[tuple[str | None, Any]]:
-        """Name and parameter of those of one kind, float or coded, that have a gradient; each has its state."""
-        names = group.get("param_names") or [None] * len(group["params"])
-        ready = [
-            (name, p)
-            for name, p in zip(names, group["params"], strict=True)
-            if p.grad is not None and _is_coded(p) == coded
-        ]
-        for name, p in ready:
-            if p.grad.layout != torch.strided:
-                raise ValueError(
-                    f"{describe(name)} has a gradient of layout {p.grad.layout}, and Madam's moments are "
-                    f"dense; use sparse=False in the embedding, or p.grad.to_dense()"
-                )
-        # New ones, whose state is empty if somebody looked at it; and those whose state is from when they were codes,
-        # which carry their scale themselves.
-        needed = "step" if coded else "scale"
-        fresh = [(name, p) for name, p in ready if needed not in self.state[p]]
-        if fresh:
-            self._init_state(group, [name for name, _ in fresh], [p for _, p in fresh], coded=coded)
-        for _, p in ready:
-            state = self.state[p]
-            if coded:  # what it had as a float
-                state.pop("scale", None)
-                state.pop("crossing", None)
-            elif state["scale"].dtype != (wide := _wide(p)):  # of a state from when the parameter had another dtype
-                state["scale"] = state["scale"].to(wide)
-            stream = noise.stream(group["seed"], state["index"])
-            held.prepare(state, p, group["second_moment"], group["momentum"], stream)
-        return ready
-
-    def _init_state(self, group: dict[str, Any], names: list[str | None], params: list[Any], *, coded: bool) -> None:
-        position = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
-        taken = {own["index"] for own in self.state.values() if "index" in own}  # perhaps by one whose group moved up
-        for p in params:
-            if position[p] in taken and "index" not in self.state[p]:
-                position[p] = max(*taken, *position.values()) + 1
-        states: list[dict[str, Any]] = [
-            {
-                "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                "nonfinite": torch.zeros((), dtype=torch.int64, device=p.device),
-                "index": position[p],
-            }
-            for p in params
-        ]
-        if not coded:  # a coded parameter carries its own scale
-            scales, crossings, stuck = groups.starting_point(group, names, params)
-            for p, state, scale, crossing in zip(params, states, scales, crossings, strict=True):
-                state["scale"] = torch.full((), scale, dtype=_wide(p), device=p.device)
-                if crossing is not None:
-                    state["crossing"] = crossing
-            if stuck:
-                groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
-        for p, state in zip(params, states, strict=True):
-            self.state[p] = state | self.state[p]
 
     def _check_replaced(self) -> None:
         if self._replacements != replaced.count():
@@ -406,15 +349,7 @@ class Madam(Optimizer):
                     own[name] = shards.part_of(own[name], p)
 
 
-def _wide(p: Tensor) -> torch.dtype:
-    return torch.promote_types(groups.as_real(shards.local(p)).dtype, torch.float32)
-
-
-def _is_coded(p: Tensor) -> bool:
-    return isinstance(shards.local(p), LadderTensor)
-
-
 def _has_codes(params: list[Tensor]) -> bool:
     if shards.are_any(params, LadderTensor):
         return True
-    return shards.are_any_sharded(params) and any(map(_is_coded, params))
+    return shards.are_any_sharded(params) and any(map(held.is_coded, params))
