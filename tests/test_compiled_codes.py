@@ -27,6 +27,9 @@ RULES = [
     {"beta": 0.0, "max_step": 0.5},
     {"momentum": 0.9, "maximize": True},
     {"momentum": 0.9, "weight_decay": 0.2},  # as Madam has by default
+    {"second_moment": "8bit"},
+    {"second_moment": "8bit", "momentum": 0.9, "weight_decay": 0.2, "maximize": True},
+    {"second_moment": "8bit", "beta": 0.5, "bias_correction": False},
 ]
 
 
@@ -98,10 +101,12 @@ def test_compiled_steps_give_the_codes_of_the_reference(name, rule, monkeypatch,
 
 @pytest.mark.parametrize("name", ["paper12", "signed8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_of_short_types_and_channels_last(name, dtype, only_compiled):
-    plain = trained(parameters(name, channels_last=True, dtype=dtype))
+@pytest.mark.parametrize("kind", ["float32", "8bit"])
+def test_gradients_of_short_types_and_channels_last(name, dtype, kind, only_compiled):
+    plain = trained(parameters(name, channels_last=True, dtype=dtype), second_moment=kind)
     only_compiled()
-    assert_alike(plain, trained(parameters(name, channels_last=True, dtype=dtype), compile=True))
+    fast = trained(parameters(name, channels_last=True, dtype=dtype), second_moment=kind, compile=True)
+    assert_alike(plain, fast)
 
 
 def test_signs_from_a_seed_in_row_major_order(only_compiled):
@@ -110,11 +115,9 @@ def test_signs_from_a_seed_in_row_major_order(only_compiled):
     assert_alike(plain, trained(parameters("paper10", sign_seed=3), compile=True))
 
 
-@pytest.mark.parametrize(
-    ("more", "rule"), [({"sign_seed": 3, "channels_last": True}, {}), ({}, {"second_moment": "8bit"})]
-)
-def test_what_is_not_taken_steps_as_it_would_without(more, rule):
-    plain, fast = (trained(parameters("paper12", **more), compile=c, **rule) for c in (False, True))
+def test_what_is_not_taken_steps_as_it_would_without():
+    more = {"sign_seed": 3, "channels_last": True}
+    plain, fast = (trained(parameters("paper12", **more), compile=c) for c in (False, True))
     assert_alike(plain, fast)
 
 

@@ -87,6 +87,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel):
     assert inside == tracked
     assert {
         "torchmadam/py.typed",
+        "torchmadam/kernels/moment8.h",
         "torchmadam/kernels/step.c",
         "torchmadam/kernels/step_coded.c",
         "madam_lab/tasks/digits.npz",

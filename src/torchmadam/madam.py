@@ -56,8 +56,8 @@ class Madam(Optimizer):
         maximize: climb instead of descending.
         compile: on a CPU, step float32 and bfloat16 parameters and codes in one pass over memory, more than ten times
             as fast, with code that a C compiler builds in a second or two at the first step. Floats are rounded
-            differently in the last place; codes are the same. Other dtypes, 8-bit moments, and tensors with gaps in
-            memory step as without it; so does a GPU, whose kernels make one pass anyway.
+            differently in the last place; codes are the same. Other dtypes, and tensors with gaps in memory, step as
+            without it; so does a GPU, whose kernels make one pass anyway.
 
     ``bound``, ``crossing``, ``scale`` and ``zero_scale`` are for floats: codes have theirs from
     :func:`torchmadam.to_ladder_`.

@@ -34,8 +34,8 @@ class _Tensor(ctypes.Structure):
 
     _fields_ = (
         ("weights", ctypes.c_void_p), ("grads", ctypes.c_void_p), ("means", ctypes.c_void_p),
-        ("moments", ctypes.c_void_p), ("count", ctypes.c_int64), ("first", ctypes.c_int64),
-        ("nonfinite", ctypes.c_int64),
+        ("moments", ctypes.c_void_p), ("exponents", ctypes.c_void_p),
+        ("count", ctypes.c_int64), ("first", ctypes.c_int64), ("nonfinite", ctypes.c_int64),
         ("momentum", ctypes.c_float), ("recent", ctypes.c_float), ("beta", ctypes.c_float), ("fresh", ctypes.c_float),
         ("rate", ctypes.c_float), ("top", ctypes.c_float), ("factor", ctypes.c_float), ("width", ctypes.c_float),
         ("least", ctypes.c_float), ("most", ctypes.c_float), ("phase", ctypes.c_uint32),
@@ -52,7 +52,6 @@ def takes(param: Tensor, grad: Tensor, moments: Sequence[Tensor]) -> bool:
         or grad.dtype != param.dtype
         or grad.is_neg()  # memory has the opposite
         or param.numel() >= 2**31
-        or any(t.dtype == torch.uint8 for t in moments)
     ):
         return False
     if all(t.is_contiguous() for t in lying):
@@ -86,8 +85,7 @@ def float_step(
 ) -> None:
     """:func:`torchmadam.update.madam_`, but for the last place, on tensors that it :func:`takes`, of one dtype.
 
-    That of a mean decides now and then which way it is rounded to bfloat16.
-    ``exponents`` are those of 8-bit moments, which it does not take, and so empty.
+    That decides now and then which way a mean is rounded to bfloat16, and a moment to 8 bits.
     """
     run = built("step.c", "madam_step", "-ffp-contract=fast")  # with fused multiply-adds
     lr = float(lr)
@@ -112,14 +110,14 @@ def float_step(
     if stochastic:
         halves = [noise.key_halves(key, int(step)) for key, step in zip(streams, steps, strict=True)]
     phases = [0] * len(params)
-    if means:
+    if means or exponents:
         phases = [moment8.phase_number(key, int(step)) for key, step in zip(streams, steps, strict=True)]
     listed = [
         _Tensor(
             param.data_ptr(), grads[i].data_ptr(), means[i].data_ptr() if means else None,
-            moments[i].data_ptr() if moments else None, param.numel(), firsts[i] if firsts else 0, 0, momentum,
-            turn * (1 - momentum), beta, 1 - beta, rates[i], top, factor, limit * crossings[i], least, mosts[i],
-            phases[i], *halves[i],
+            moments[i].data_ptr() if moments else None, exponents[i].data_ptr() if exponents else None,
+            param.numel(), firsts[i] if firsts else 0, 0, momentum, turn * (1 - momentum), beta, 1 - beta, rates[i],
+            top, factor, limit * crossings[i], least, mosts[i], phases[i], *halves[i],
         )
         for i, (param, limit) in enumerate(zip(params, limits.tolist(), strict=True))
     ]  # fmt: skip

@@ -35,7 +35,7 @@ class _Codes(ctypes.Structure):
 
     _fields_ = (
         ("planes", ctypes.c_void_p * _PLANES),
-        *((name, ctypes.c_void_p) for name in ("sign_plane", "grads", "means", "moments")),
+        *((name, ctypes.c_void_p) for name in ("sign_plane", "grads", "means", "moments", "exponents")),
         *((name, ctypes.c_int64) for name in ("rows", "columns", "first", "nonfinite")),
         ("mean_correction", ctypes.c_float),
         ("correction", ctypes.c_float),
@@ -44,9 +44,9 @@ class _Codes(ctypes.Structure):
 
 
 def takes(coding: CodeLayout, moments: Sequence[Tensor]) -> bool:
-    """Whether :func:`coded_step` can step such a parameter, if kernels can: on a CPU, with no 8-bit moment."""
+    """Whether :func:`coded_step` can step such a parameter, if kernels can."""
     return coding.first + coding.numel < 2**31 and all(
-        t.is_cpu and t.dtype != torch.uint8 and t.permute(coding.order).is_contiguous() for t in moments
+        t.is_cpu and t.permute(coding.order).is_contiguous() for t in moments
     )
 
 
@@ -56,10 +56,7 @@ def coded_step(
     nonfinite: Sequence[Tensor], *, streams: Sequence[int], lr: float | Tensor, momentum: float, beta: float,
     max_step: float, weight_decay: float, bias_correction: bool, rounding: str | None, maximize: bool,
 ) -> None:  # fmt: skip
-    """:func:`torchmadam.update.madam_coded_` on tensors that it :func:`takes`, of one ladder and one kind of signs.
-
-    ``exponents`` are those of 8-bit moments, which it does not take, and so empty.
-    """
+    """:func:`torchmadam.update.madam_coded_` on tensors that it :func:`takes`, of one ladder and one kind of signs."""
     run = built("step_coded.c", "madam_coded_step", "-ffp-contract=off")
     ladder, signs = codings[0].format, codings[0].signs
     stochastic = (rounding or ladder.default_rounding) == "stochastic"
@@ -95,8 +92,9 @@ def coded_step(
             _Codes(
                 (ctypes.c_void_p * _PLANES)(*places[: len(k_widths)]), places[-1] if in_plane else None,
                 laid_out[i].data_ptr(), means[i].data_ptr() if means else None,
-                moments[i].data_ptr() if moments else None, coding.rows, coding.columns,
-                coding.first, 0, *corrections[i], moment8.phase_number(streams[i], times[i]),
+                moments[i].data_ptr() if moments else None, exponents[i].data_ptr() if exponents else None,
+                coding.rows, coding.columns, coding.first, 0, *corrections[i],
+                moment8.phase_number(streams[i], times[i]),
                 *noise.key_halves(streams[i], times[i]),
                 *noise.key_halves(coding.sign_key, 0),
             )

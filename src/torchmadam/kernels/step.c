@@ -7,6 +7,8 @@ weight may differ. Infinities and NaNs are told apart from numbers: never build 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "moment8.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -16,7 +18,8 @@ typedef struct {
     void *weights;
     const void *grads;
     uint16_t *means; /* first moments, bfloat16; NULL: none */
-    float *moments;  /* NULL: u = sign g */
+    void *moments;   /* float, or codes of moment8.h; NULL: u = sign g */
+    uint8_t *exponents; /* of those codes; NULL: moments are floats */
     int64_t count;
     int64_t first;     /* where in the whole parameter these begin, which may be a shard */
     int64_t nonfinite; /* out: gradients that could not be used */
@@ -27,7 +30,7 @@ typedef struct {
     float factor;      /* exp(-lr weight_decay) */
     float width;       /* beta_w, the zone around zero where steps are additive; 0: signs are frozen */
     float least, most; /* sizes of weights */
-    uint32_t phase;    /* of the means' dither */
+    uint32_t phase;    /* of the dithers of means and moments */
     uint32_t low, high; /* the key of the random bits */
 } Tensor;
 
@@ -82,12 +85,13 @@ static inline void store(void *to, int64_t i, float x, int kind, int64_t first, 
     ((uint16_t *)to)[i] = (uint16_t)((x == x ? bits + more : bits) >> 16);
 }
 
-/* The elements from first to last. kind, means, folds, crosses and gentle are constants wherever this is inlined. */
+/* The elements from first to last, with their moments. kind, means, folds, crosses and gentle are constants wherever this
+is inlined. */
 static inline __attribute__((always_inline)) void step_range(
-    Tensor *all, int64_t first, int64_t last, int kind, int means, int folds, int crosses, int gentle
+    Tensor *all, float *restrict moments, int64_t first, int64_t last, int kind, int means, int folds, int crosses,
+    int gentle
 ) {
     const Tensor t = *all;
-    float *restrict moments = t.moments;
     int32_t bad = 0;
     for (int64_t i = first; i < last; i++) {
         float w = load(t.weights, i, kind);
@@ -103,9 +107,9 @@ static inline __attribute__((always_inline)) void step_range(
 
         float a;
         if (folds) {
-            float v = moments[i];
+            float v = moments[i - first];
             v = usable ? v * t.beta + square * t.fresh : v;
-            moments[i] = v;
+            moments[i - first] = v;
             a = g * t.rate / sqrtf(v);
             a = v > 0.0f ? a : 0.0f;
             a = a > t.top ? t.top : a;
@@ -152,11 +156,11 @@ static inline __attribute__((always_inline)) void step_range(
     }
 }
 
-static void step_part(Tensor *t, int64_t first, int64_t last, int kind) {
-    int which = (t->means != 0) * 8 + (t->moments != 0) * 4 + (t->width > 0.0f) * 2 + (t->top <= 0.5f);
+static void step_floats(Tensor *t, float *moments, int64_t first, int64_t last, int kind) {
+    int which = (t->means != 0) * 8 + (moments != 0) * 4 + (t->width > 0.0f) * 2 + (t->top <= 0.5f);
 #define CASE(KIND, WHICH)                                                             \
     if (kind == KIND && which == (WHICH))                                             \
-        step_range(t, first, last, KIND, (WHICH) / 8, (WHICH) / 4 % 2, (WHICH) / 2 % 2, (WHICH) % 2);
+        step_range(t, moments, first, last, KIND, (WHICH) / 8, (WHICH) / 4 % 2, (WHICH) / 2 % 2, (WHICH) % 2);
 #define EIGHT(KIND, FROM)                                                                    \
     CASE(KIND, FROM) CASE(KIND, FROM + 1) CASE(KIND, FROM + 2) CASE(KIND, FROM + 3)          \
     CASE(KIND, FROM + 4) CASE(KIND, FROM + 5) CASE(KIND, FROM + 6) CASE(KIND, FROM + 7)
@@ -166,9 +170,33 @@ static void step_part(Tensor *t, int64_t first, int64_t last, int kind) {
     CASES(BFLOAT16_STOCHASTIC)
 }
 
-/* Where in a tensor a share of all weights ends and the next begins: at a multiple of 64, or at the tensor's end. So no
+/* With moments in a byte: groups, of which the last 1 to 3 weights are one of their own. */
+static void step_groups(Tensor *t, int64_t first, int64_t last, int kind) {
+    int64_t whole = t->count / 4 * 4;
+    for (int64_t at = first, end; at < last; at = end) {
+        end = at < whole ? at + GROUP < whole ? at + GROUP : whole : t->count;
+        uint8_t *codes = (uint8_t *)t->moments + at, *exponent = t->exponents + (at + GROUP - 1) / GROUP;
+        float values[GROUP];
+        int count = (int)(end - at);
+        decode_moments(codes, *exponent, count, values);
+        step_floats(t, values, at, end, kind);
+        *exponent = exponent_of(values, count);
+        encode_moments(values, *exponent, count, (uint32_t)(t->first + at), t->phase, codes);
+    }
+}
+
+static void step_part(Tensor *t, int64_t first, int64_t last, int kind) {
+    if (t->exponents)
+        step_groups(t, first, last, kind);
+    else
+        step_floats(t, t->moments ? (float *)t->moments + first : 0, first, last, kind);
+}
+
+/* Where in a tensor a share of all weights ends and the next begins: at the end of a group, or at the tensor's. So no
 two threads write to one line of a cache, and vectors are the same ones whatever else is stepped with a tensor. */
-static int64_t cut(int64_t place, int64_t count) { return place <= 0 ? 0 : place < count ? place / 64 * 64 : count; }
+static int64_t cut(int64_t place, int64_t count) {
+    return place <= 0 ? 0 : place < count ? place / GROUP * GROUP : count;
+}
 
 /* Every thread takes an equal share of all weights, and so perhaps of several tensors. */
 static void step_share(Tensor *tensors, int64_t count, int64_t begin, int64_t end, int kind) {

@@ -9,6 +9,8 @@ vectorised. */
 #include <stdint.h>
 #include <string.h>
 
+#include "moment8.h"
+
 #define BLOCK 256 /* of a row; whole bytes of every plane */
 #define MOST_PLANES 4
 
@@ -37,12 +39,13 @@ typedef struct {
     const uint8_t *sign_plane;
     const void *grads;
     uint16_t *means; /* first moments, bfloat16; NULL: none */
-    float *moments;  /* NULL: u = sign g */
+    void *moments;   /* float, or codes of moment8.h; NULL: u = sign g */
+    uint8_t *exponents; /* of those codes; NULL: moments are floats */
     int64_t rows, columns;
     int64_t first;     /* where in the whole parameter these begin, which may be a shard; below 2^31, as is the end */
     int64_t nonfinite; /* out: gradients that could not be used */
     float mean_correction, correction; /* 1 - momentum^t and 1 - beta^t, or 1 */
-    uint32_t phase; /* of the means' dither */
+    uint32_t phase; /* of the dithers of means and moments */
     uint32_t low, high, sign_low, sign_high; /* keys of random bits */
 } Codes;
 
@@ -113,10 +116,10 @@ static inline uint16_t narrowed(float x, uint32_t position, uint32_t phase) {
 /* u in rungs, and 1 where a gradient can be used. Returns how many cannot. Means, of steps, are not stored yet;
 usual is what a gradient's size usually is. */
 static inline int directions(
-    const Rule *r, const Codes *t, int64_t at, int count, float *restrict u, int32_t *restrict usable,
-    float *restrict new_means, float *restrict usual
+    const Rule *r, const Codes *t, float *restrict moments, int64_t at, int count, float *restrict u,
+    int32_t *restrict usable, float *restrict new_means, float *restrict usual
 ) {
-    float g[BLOCK], square[BLOCK], *restrict moments = t->moments;
+    float g[BLOCK], square[BLOCK];
     int bad = 0;
     if (r->narrow) {
         const uint16_t *from = (const uint16_t *)t->grads + at;
@@ -148,10 +151,10 @@ static inline int directions(
         return bad;
     }
     for (int j = 0; j < count; j++) {
-        float v = moments[at + j];
+        float v = moments[j];
         float folded = v * r->beta + square[j] * r->fresh;
         v = usable[j] ? folded : v;
-        moments[at + j] = v;
+        moments[j] = v;
         usual[j] = sqrtf(v / t->correction);
         float x = g[j] / usual[j];
         x = fabsf(x) <= 0x1.fffffep127f ? x : 0.0f; /* neither infinite nor not a number */
@@ -171,12 +174,12 @@ static inline void dither(const Codes *t, int64_t at, int count, float *restrict
     }
 }
 
-static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t column) {
-    int count = (int)(t->columns - column < BLOCK ? t->columns - column : BLOCK);
+/* A part of a row that begins with a byte of every plane, and its moments; NULL: none. */
+static inline void step_block(const Rule *r, Codes *t, float *moments, int64_t row, int64_t column, int count) {
     int64_t at = row * t->columns + column;
     float u[BLOCK], move[BLOCK], new_means[BLOCK], usual[BLOCK];
     int32_t old[BLOCK] = {0}, codes[BLOCK] = {0}, negative[BLOCK] = {0}, usable[BLOCK];
-    int bad = directions(r, t, at, count, u, usable, new_means, usual);
+    int bad = directions(r, t, moments, at, count, u, usable, new_means, usual);
 
     uint8_t *places[MOST_PLANES];
     for (int p = 0; p < r->planes; p++) {
@@ -203,7 +206,7 @@ static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t colu
     if (r->stochastic) {
         float between[BLOCK];
         dither(t, at, count, between);
-        if (t->means && t->moments) { /* what rounding drops comes with the steps to come */
+        if (t->means && moments) { /* what rounding drops comes with the steps to come */
             float returned = t->mean_correction * r->returned;
             for (int j = 0; j < count; j++) {
                 float dropped = move[j] - floorf(move[j] + between[j]);
@@ -242,17 +245,48 @@ static inline void step_block(const Rule *r, Codes *t, int64_t row, int64_t colu
     }
 }
 
+static inline int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+
+/* Moments in a byte go by groups, in rows that are filled up to multiples of 8: parts of several rows, perhaps. */
+static void step_group(const Rule *r, Codes *t, int64_t group) {
+    int64_t wide = (t->columns + 7) / 8 * 8, begin = group * GROUP, size = least(GROUP, t->rows * wide - begin);
+    uint8_t *codes = t->moments, exponent = t->exponents[group];
+    float values[GROUP] = {0};
+    for (int64_t n = 0, row, column; n < size; n += wide - column) {
+        row = (begin + n) / wide, column = (begin + n) % wide;
+        int count = least(t->columns - column, size - n);
+        decode_moments(codes + row * t->columns + column, exponent, count, values + n);
+        step_block(r, t, values + n, row, column, count);
+    }
+    t->exponents[group] = exponent = exponent_of(values, (int)size);
+    for (int64_t n = 0, row, column; n < size; n += wide - column) {
+        row = (begin + n) / wide, column = (begin + n) % wide;
+        int64_t at = row * t->columns + column;
+        int count = least(t->columns - column, size - n);
+        encode_moments(values + n, exponent, count, (uint32_t)(t->first + at), t->phase, codes + at);
+    }
+}
+
+static void step_floats(const Rule *r, Codes *t, int64_t row, int64_t column) {
+    float *moments = t->moments ? (float *)t->moments + row * t->columns + column : 0;
+    step_block(r, t, moments, row, column, least(t->columns - column, BLOCK));
+}
+
 void madam_coded_step(const Rule *rule, Codes *tensors, int64_t count, int threads) {
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
 #endif
     for (int64_t i = 0; i < count; i++) {
         Codes *t = &tensors[i];
-        int64_t blocks = (t->columns + BLOCK - 1) / BLOCK;
+        int64_t blocks = (t->columns + BLOCK - 1) / BLOCK, wide = (t->columns + 7) / 8 * 8;
+        int64_t parts = t->exponents ? (t->rows * wide + GROUP - 1) / GROUP : t->rows * blocks;
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
-        for (int64_t n = 0; n < t->rows * blocks; n++)
-            step_block(rule, t, n / blocks, n % blocks * BLOCK);
+        for (int64_t n = 0; n < parts; n++)
+            if (t->exponents)
+                step_group(rule, t, n);
+            else
+                step_floats(rule, t, n / blocks, n % blocks * BLOCK);
     }
 }
