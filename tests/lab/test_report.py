@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from madam_lab import records, report, studies
-from madam_lab.recipes.paper import LEARNING_RATES
-from madam_lab.report import figures, tables, theory
+from madam_lab import recipes, records, report, studies
+from madam_lab.recipes import crossing
+from madam_lab.recipes.paper import LEARNING_RATES, PAPER
+from madam_lab.report import effort, figures, tables, theory
 from madam_lab.report.chart import Series, bars, line_chart
 from madam_lab.report.controls import controls_table
 from madam_lab.report.crossing import crossing_table, ours_table
+from madam_lab.report.effort import effort_table
 from madam_lab.report.numbers import Results, problems
 from tiny_records import made
 
@@ -77,6 +79,41 @@ def write_benchmark(results, device):
     path = results / "bench" / f"{device.lower().replace(' ', '-')}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**about, "steps": steps}))
+
+
+def test_what_to_run_counts_recipes_and_records_and_tells_times_of_the_usual_device(tmp_path):
+    for name, seconds, device in (
+        ("cifar10_sgd", 200.0, "NVIDIA H200"),
+        ("cifar10_madam", 100.0, "NVIDIA H200"),
+        ("cifar10_madam_12bit", 120.0, "NVIDIA H200"),
+        ("cifar10_adam", 9999.0, "CPU"),
+        ("wikitext2_sgd", 60.0, "CPU"),
+    ):
+        records.write(made(name, 0, seconds=seconds, device=device), tmp_path)
+        records.write(made(name, 1, seconds=1.0, device=device), tmp_path)  # the first seed stands for all
+    rows = {row[0]: row[1:] for row in effort_table(Results(tmp_path)).rows}
+    assert rows["the paper's tables: CIFAR-10"] == (
+        "`cifar10_sgd cifar10_adam cifar10_madam 'cifar10_madam_*bit'`", "6", "4", "120 (100 to 200), NVIDIA H200",
+    )  # fmt: skip
+    assert rows["the paper's tables: WikiText-2"][2:] == ("1", "60, CPU")
+    assert rows["the theory"][2:] == ("0", "")
+
+
+def test_what_to_run_names_what_the_tables_show(tmp_path):
+    """Recipes that a table asks for, and finds, are all in a command."""
+    named = {
+        name
+        for _, patterns in effort.SHOWN
+        for name in recipes.matching(patterns.split(), [*recipes.names(), *studies.names()])
+    }
+    for task in ("cifar10_100e", "cifar100_100e", "wikitext2_20e"):
+        assert {
+            f"{task}_{variant}" for variant in (*crossing.OURS_NAMED.values(), "madam", "paper12", "paper8")
+        } <= named
+        assert not any(
+            "no_first_moment" in name or name.endswith("_nearest") for name in named if name.startswith(task)
+        )
+    assert set(PAPER) <= named
 
 
 def test_tables_are_the_golden_ones(folder):

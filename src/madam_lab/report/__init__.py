@@ -4,7 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from madam_lab.recipes.paper import LEARNING_RATES
-from madam_lab.report import controls, conversion, crossing, gan, language, photographs, plateau, small, theory
+from madam_lab.report import (
+    controls,
+    conversion,
+    crossing,
+    effort,
+    gan,
+    language,
+    photographs,
+    plateau,
+    small,
+    theory,
+)
 from madam_lab.report.figures import learning_rates
 from madam_lab.report.numbers import Results
 from madam_lab.report.page import page
@@ -30,7 +41,7 @@ def write(
     target.write_text(page(results), encoding="utf-8")
     written = [target]
     known = TABLES | PARTS
-    for module in (controls, conversion, crossing, gan, language, photographs, plateau, small, theory):
+    for module in (controls, conversion, crossing, effort, gan, language, photographs, plateau, small, theory):
         known |= module.TABLES
     for path in tables:
         if path.exists():
