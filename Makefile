@@ -15,6 +15,7 @@ test: lint pytest docs
 test-all: lint docs
 	$(RUN) -m pytest -n 2 -m "not gpu"
 	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
+	ELSEWHERE=1 $(RUN) -m pytest -n 2 tests/elsewhere
 	$(MAKE) torch-2.11.0
 	$(MAKE) torch-2.15.0
 
@@ -30,6 +31,7 @@ lint: $(VENV)/complete
 pytest: $(VENV)/complete
 	$(RUN) -m pytest -n 2 -m "not slow and not gpu"
 	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 tests/kernels
+	ELSEWHERE=1 $(RUN) -m pytest -n 2 tests/elsewhere
 
 # The site, into site/; a broken link or an undocumented name fails.
 docs: $(VENV)/complete
@@ -39,6 +41,7 @@ docs: $(VENV)/complete
 torch-%: .venv-torch-%/installed
 	.venv-torch-$*/bin/python -m pytest -n 2 -m "not gpu"
 	TRITON_INTERPRET=1 .venv-torch-$*/bin/python -m pytest -n 2 tests/kernels
+	ELSEWHERE=1 .venv-torch-$*/bin/python -m pytest -n 2 tests/elsewhere
 
 # torch comes first and alone: with it in place, nothing that follows asks for another build of it.
 $(VENV)/installed: pyproject.toml constraints.txt

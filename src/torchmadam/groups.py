@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmadam import shards
+from torchmadam import doubles, shards
 from torchmadam.messages import describe, warn
 
 SECOND_MOMENTS = ("float32", "8bit", "none")
@@ -95,7 +95,7 @@ def measured_scales(tensors: Iterable[Tensor]) -> list[float]:
     tensors = list(tensors)
     squares = [
         torch.stack(
-            [chunk.double().square().sum() for chunk in as_real(shards.local(t)).reshape(-1).split(_CHUNK)]
+            [doubles.doubled(chunk).square().sum() for chunk in as_real(shards.local(t)).reshape(-1).split(_CHUNK)]
         ).sum()
         for t in tensors
     ]

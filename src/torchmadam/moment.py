@@ -1,7 +1,11 @@
 """The second moment: how large each weight's gradient usually is."""
 
+import math
+
 import torch
 from torch import Tensor
+
+from torchmadam import doubles
 
 LARGEST = 2.0**126  # of a square: an 8-bit moment may be rounded up from there
 
@@ -27,7 +31,9 @@ def fold_(moment: Tensor, square: Tensor, where: Tensor | None, *, beta: float) 
 
 def correction(step: Tensor, *, beta: float) -> Tensor:
     """1 - beta^t, the share of its full weight that a moment of t gradients has."""
-    # In float32 this loses four digits at t = 1; from float64 it also rounds alike on every device.
+    if not doubles.are_on(step.device):
+        return -torch.expm1(step * (math.log(beta) if beta > 0 else -1e30))
+    # As a float32 power this loses four digits at t = 1; from float64 it also rounds alike on every device.
     return (1 - torch.pow(beta, step.double())).float()
 
 
@@ -49,5 +55,6 @@ def rms(moment: Tensor, correction: Tensor | None) -> Tensor:
 
 
 def _sqrt(x: Tensor) -> Tensor:
-    """Rounded correctly on every device. The float32 roots of some CPU libraries are not, one in ten thousand."""
-    return x.sqrt() if torch.compiler.is_compiling() else x.double().sqrt_().float()
+    """Rounded correctly wherever there is float64. Float32 roots of some CPU libraries are not, one in ten thousand."""
+    plain = torch.compiler.is_compiling() or not doubles.are_on(x.device)
+    return x.sqrt() if plain else x.double().sqrt_().float()

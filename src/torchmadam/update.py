@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchmadam import moment, moment8, noise
+from torchmadam import doubles, moment, moment8, noise
 from torchmadam.ladder.layout import CodeLayout
 from torchmadam.mean import Mean, returned, room
 
@@ -92,8 +92,9 @@ def madam_(
         least, most = extremes(param.dtype, None if bound is None else limit)
         factor = None
         if weight_decay:
-            # From float64: as exact as the weights are, whatever PyTorch's default dtype is.
-            factor = torch.exp(torch.full((), -weight_decay, dtype=torch.float64, device=param.device) * lr)
+            # As exact as the weights are, whatever PyTorch's default dtype is.
+            wide = doubles.widest(param.device)
+            factor = torch.exp(torch.full((), -weight_decay, dtype=wide, device=param.device) * lr)
         corrections = _corrections(steps[i], momentum, beta, bias_correction)
 
         phase = moment8.phase(streams[i], steps[i]) if exponents or means else None

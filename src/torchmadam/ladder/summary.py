@@ -73,8 +73,9 @@ def _row(name: str, param: Tensor) -> Row:
     ladder = param.coding.format
     codes = param.codes()
     held = sum(plane.numel() for plane in param.planes) + param.limit.element_size()
-    upper, lower = (float(end(codes).double().mean()) for end in (ladder.at_upper_end, ladder.at_lower_end))
-    return Row(name, shape, str(ladder), count, held, upper if count else 0.0, lower if count else 0.0)
+    ends = ladder.at_upper_end(codes), ladder.at_lower_end(codes)
+    shares = (int(torch.count_nonzero(end)) / max(count, 1) for end in ends)
+    return Row(name, shape, str(ladder), count, held, *shares)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

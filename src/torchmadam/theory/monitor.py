@@ -13,6 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from torchmadam import groups
+from torchmadam.doubles import doubled
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
 from torchmadam.theory.bounds import descent_bound
@@ -220,20 +221,21 @@ class TrustMonitor:
 
 
 def _summed(p: Tensor, g: Tensor, before: Tensor, width: float | Tensor) -> list[Tensor | float]:
-    """What a layer's numbers are made of, summed over one parameter, on its device, in float64; see :func:`_layer`.
+    """What a layer's numbers are made of, summed over one parameter; see :func:`_layer`.
 
-    Few operations, because a small tensor takes as long as its launches.
+    In float64, on the parameter's device where that has it. Few operations, because a small tensor takes as long as
+    its launches.
     """
     counted: list[Tensor | float] = [0.0] * 5
     if isinstance(p, LadderTensor) and isinstance(before, LadderTensor):
         ladder, old, codes = p.coding.format, before.codes(), p.codes()
-        weight, after = (ladder.decode(c, p.limit).double() for c in (old, codes))
+        weight, after = (doubled(ladder.decode(c, p.limit)) for c in (old, codes))
         distance = (codes - old).abs()  # of k: signs on the paper's ladder lie above it and are frozen
         ends = ladder.at_upper_end(codes), ladder.at_lower_end(codes)
         counted = [float(p.numel()), distance.sum(), torch.count_nonzero(distance), *map(torch.count_nonzero, ends)]
     else:
-        weight, after = (groups.as_real(as_float(t)).double() for t in (before, p))
-    g = groups.as_real(g.to_dense() if g.is_sparse else g).double()
+        weight, after = (doubled(groups.as_real(as_float(t))) for t in (before, p))
+    g = doubled(groups.as_real(g.to_dense() if g.is_sparse else g))
     size, move = reach(weight, width), after - weight
     return [
         torch.linalg.vector_norm(size * g, 1),  # a size is not negative

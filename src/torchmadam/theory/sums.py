@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchmadam import groups
+from torchmadam.doubles import doubled
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
 
@@ -28,26 +29,26 @@ def as_float(p: Tensor) -> Tensor:
 
 def squared_length(a: Tensor) -> float:
     """The square of a tensor's length."""
-    return float(a.double().square().sum())
+    return float(doubled(a).square().sum())
 
 
 def dot(a: Tensor, b: Tensor) -> float:
     """The product of two tensors."""
-    return float((a.double() * b.double()).sum())
+    return float((doubled(a) * doubled(b)).sum())
 
 
 def width_of(p: Tensor, optimizer: Optimizer | None, group: dict[str, Any] | None, name: str | None) -> float | Tensor:
-    """beta_w of a parameter, crossing times the clamp; 0 where the rule has no crossing. A tensor is on its device."""
+    """beta_w of a parameter, crossing times the clamp; 0 where the rule has no crossing. As float64."""
     if isinstance(p, LadderTensor):
         crossing = p.coding.format.crossing
-        return p.limit.double() * crossing if crossing else 0.0
+        return doubled(p.limit) * crossing if crossing else 0.0
     if not isinstance(optimizer, Madam) or group is None or not p.requires_grad:
         return 0.0
     scale: float | Tensor
     own: float | None
     held = optimizer.state.get(p)
     if held:
-        scale, own = held["scale"].double(), held.get("crossing")
+        scale, own = doubled(held["scale"]), held.get("crossing")
     else:
         (scale,), (own,), _ = groups.starting_point(group, [name], [p])
     crossing = group["crossing"] if own is None else own
@@ -56,7 +57,7 @@ def width_of(p: Tensor, optimizer: Optimizer | None, group: dict[str, Any] | Non
 
 def reach(weight: Tensor, width: float | Tensor) -> Tensor:
     """How far a step of lr = 1 would move each weight: |w|, or sqrt(w^2 + beta_w^2) with ``crossing``; in float64."""
-    weight = weight.double()
+    weight = doubled(weight)
     return weight.abs() if isinstance(width, float) and width == 0 else torch.sqrt(weight**2 + width**2)
 
 
