@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchmadam import LadderFormat, moment8
+import launches
+from torchmadam import LadderFormat
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -18,49 +19,17 @@ pytestmark = pytest.mark.skipif(
 )
 # Registers. None with the Triton that limits were chosen for; 3.9 has a few in kernels of 1,500 instructions.
 SPILLS = 0 if triton.__version__.startswith("3.6.") else 4
-POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", torch.uint8: "*u8"}
-POINTERS |= {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
-def machine_code(kernel, signature, constants, folder, aligned=(), **options):
-    """The disassembled kernel for compute capability 9.0; ``aligned``: arguments that 16 divides."""
+def machine_code(source, folder, **options):
+    """Disassembled, for compute capability 9.0."""
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    places = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in aligned}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     (folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     command = [disassembler, "-c", folder / "kernel.cubin"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def launched(one, folder, special=False, **how):
-    """The machine code of a launch, from the arguments it would be given.
-
-    ``special``: for addresses and integers that 16 divides, and integers that are 1, as Triton compiles it then.
-    """
-    kernel, arguments = one.kernel, one.arguments
-    constants = {p.name: arguments[p.name] for p in kernel.params if p.is_constexpr}
-    given = {n: value for n, value in arguments.items() if n not in constants and special}
-    constants |= {n: 1 for n, value in given.items() if isinstance(value, int) and value == 1}
-    aligned = [n for n, value in given.items() if isinstance(value, torch.Tensor) or value % 16 == 0]
-
-    def type_of(value):
-        if isinstance(value, torch.Tensor):
-            return POINTERS[value.dtype]
-        return "i32" if isinstance(value, int) else "fp32"
-
-    signature = {n: "constexpr" if n in constants else type_of(arguments[n]) for n in kernel.arg_names}
-    return machine_code(kernel, signature, constants, folder, aligned, **one.options, **how)
-
-
-RULE = {
-    "lr": 0.01, "beta": 0.999, "max_step": 8.0, "weight_decay": 0.0, "bias_correction": True, "maximize": False,
-    "rounding": "stochastic", "streams": [1, 2],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -74,40 +43,10 @@ RULE = {
 )
 def test_every_kernel_of_a_step_compiles_for_a_gpu_as_it_is_launched(kind, eight, ptx, momentum, monkeypatch, tmp_path):
     from torchmadam.kernels import launch
-    from torchmadam.ladder.layout import CodeLayout
 
-    if kind.startswith("large"):
-        monkeypatch.setattr(launch, "LARGE", 0)
     monkeypatch.setattr(launch, "_takes_ptx", lambda device: ptx)
-    found = []
-    monkeypatch.setattr(launch.Launches, "__call__", lambda self, lr: found.extend(self._all))
-    shapes = [(64, 64), (40, 27)]  # whose rows end on bytes, or within
-    scalars = [torch.zeros(()) for _ in shapes]
-    counts = [torch.zeros((), dtype=torch.int64) for _ in shapes]
-    moments = [torch.zeros(s, dtype=torch.uint8 if eight else torch.float32) for s in shapes]
-    means = [torch.zeros(s, dtype=torch.bfloat16) for s in shapes] if momentum else []
-    rule = {**RULE, "momentum": momentum}
-    if kind in ("float32", "bfloat16"):
-        weights = [torch.zeros(s, dtype=getattr(torch, kind)) for s in shapes]
-        groups = [moment8.count_groups((w.numel(),)) for w in weights]
-        exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
-        launch.float_step(
-            weights, weights, means, moments, exponents, scalars, scalars, counts, crossings=[0.0, 1.0], bound=3.0,
-            **rule,
-        )  # fmt: skip
-    else:
-        codings = [CodeLayout.contiguous(LadderFormat.preset(kind.removeprefix("large ")), s) for s in shapes]
-        planes = [[torch.zeros(s, dtype=torch.uint8) for s in c.plane_shapes] for c in codings]
-        groups = [moment8.count_groups(s) for s in shapes]
-        exponents = [torch.zeros(n, dtype=torch.uint8) for n in groups] if eight else []
-        grads = [torch.zeros(s, dtype=torch.bfloat16) for s in shapes]
-        launch.coded_step(planes, codings, grads, means, moments, exponents, scalars, counts, **rule)
-    steps = [one for one in found if "EIGHT" in one.arguments]
-    assert len(found) == len(steps) + kind.startswith("large")  # the clock
-    assert len(steps) == (1 if kind in ("float32", "bfloat16") else 2)
-    assert any(one.arguments.get("EVEN") for one in steps) == kind.startswith("large")
-    for one in found:
-        code = launched(one, tmp_path, **launch.EXACT)
+    for one in launches.of_a_step(kind, eight, momentum, monkeypatch):
+        code = machine_code(launches.source_of(one), tmp_path, **one.options, **launch.EXACT)
         if one.arguments.get("EIGHT") and one.arguments.get("FLAT", True):
             assert "REDUX" in code  # one instruction of a warp
             # Nothing goes from thread to thread, but whether this is a tensor's last program, which counts the step.
@@ -139,7 +78,7 @@ def test_decoding_signed_ladders_never_packs_two_subtractions_into_one_register(
     integers = {"rows": "i32", "columns": "i32", "first": "i32", "sign_key": "i64"}
     types = {"out": "*bf16" if narrow else "*fp32", "limit": "*fp32", **pointers, **integers}
     signature = {n: "constexpr" if n in constants else types.get(n, "fp32") for n in decode_kernel.arg_names}
-    code = machine_code(decode_kernel, signature, constants, tmp_path, **launch_decode.OPTIONS)
+    code = machine_code(launches.source(decode_kernel, signature, constants), tmp_path, **launch_decode.OPTIONS)
     assert "MUFU.EX2" in code
     assert "16x2" not in code
 
@@ -201,4 +140,4 @@ def linear_code(name, dtype, batch, folder):
     own = launch_linear.prepared(coding, batch, dtype, False)
     given = (*launch_linear.tensors(out, x, planes, limit, coding, None), *own.rest)
     one = Launch(own.kernel, own.programs, dict(zip(own.kernel.arg_names, given, strict=True)), options=own.options)
-    return launched(one, folder, special=True), one.arguments
+    return machine_code(launches.source_of(one, special=True), folder, **one.options), one.arguments

@@ -32,6 +32,7 @@ MEAN_REGISTERS = {4: 96, 8: 144}  # of kernels with first moments, which have on
 _EVEN, _FLAT, _ROWS = range(3)
 # Exactly rounded arithmetic, as in the reference: no fused multiply-add. Triton's own choice changes with 3.10.
 EXACT, FUSED = {"enable_fp_fusion": False}, {"enable_fp_fusion": True}
+HIP = torch.version.hip is not None  # AMD's GPUs, which PyTorch calls by the name of CUDA, too
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _LOST = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 _LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
@@ -238,7 +239,8 @@ def coded_step(
                 "FIELDS": tables.CODED_COLUMNS, "BLOCK": block, "SPAN": span, "ALONE": alone, "PTX": _takes_ptx(device),
             },
             unit=ladder.spacing,
-            options={"num_warps": warps, "maxnreg": registers},
+            # AMD's compiler knows no such limit, and refuses it.
+            options={"num_warps": warps} | ({} if HIP else {"maxnreg": registers}),
         ))  # fmt: skip
     launches(lr)
     torch.autograd.graph.increment_version([plane for own in planes for plane in own])
@@ -327,7 +329,7 @@ def _logarithm(name: str, memory: float) -> dict[str, float]:
 
 def _takes_ptx(device: torch.device) -> bool:
     """Whether kernels can have instructions of NVIDIA's: not in Triton's interpreter, nor on other devices."""
-    return device.type == "cuda" and torch.version.hip is None
+    return device.type == "cuda" and not HIP
 
 
 def _float_bits(value: float) -> int:

@@ -21,8 +21,8 @@ SHARED = 2**16  # rows of W by warps that share their columns: more would only h
 # those tried on an H200; so was a launch after the last one's end, and loading one turn ahead, into registers.
 PLANS: dict[int, tuple[int, int]] = {8: (16, 8), 16: (32, 8), 32: (32, 8), 64: (32, 4)}
 FITTED = True  # to the rows of W; if not, warps are as many as above
-# Triton's interpreter knows no PTX, and neither do AMD's GPUs.
-PLAIN = torch.version.hip is not None or not isinstance(linear.linear_kernel, triton.JITFunction)
+# Triton's interpreter knows no PTX.
+PLAIN = not isinstance(linear.linear_kernel, triton.JITFunction)
 # What Triton makes of dimensions (see linear.py).
 _VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 UP, WIDE = _VERSION < (3, 7), _VERSION < (3, 8)
@@ -32,9 +32,13 @@ POLYNOMIAL_ERROR, CUBIC_ERROR = 4e-6, 1e-3  # of sinh, relative; a bfloat16's is
 
 
 def takes(x: Tensor, planes: Sequence[Tensor], coding: CodeLayout) -> bool:
-    """Whether the kernels can: at most two planes of k and stored signs, in whole groups, at even addresses."""
+    """Whether the kernels can: at most two planes of k and stored signs, in whole groups, at even addresses.
+
+    And not on AMD's GPUs, whose matrix instructions want other columns in a thread.
+    """
     return (
-        coding.numel > 0
+        not launch.HIP
+        and coding.numel > 0
         and coding.columns % GROUP == 0
         and (coding.signs != SEED or coding.format.is_signed)
         and len(launch._code_widths(coding)) <= 2
