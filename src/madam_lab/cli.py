@@ -82,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     run.add_argument(
         "--compile", action="store_true",
-        help="on a CPU, what a GPU does anyway: compile network and optimiser, and compute in the recipe's precision",
+        help="on a CPU, what a GPU does anyway: compile network and optimiser, and compute in the recipe's precision; "
+        "needs a C++ compiler",
     )  # fmt: skip
     run.add_argument("--quiet", action="store_true", help="no progress, only results")
     _results(run)
@@ -193,6 +194,7 @@ def _chosen(patterns: Sequence[str]) -> list[Any]:
 
 def _run(options: argparse.Namespace) -> int:
     from madam_lab import data, pool, queue, ranks
+    from madam_lab.studies import Study
 
     overrides = dict(_override(text) for text in options.set)
     if options.scales is not None:
@@ -202,6 +204,8 @@ def _run(options: argparse.Namespace) -> int:
     chosen = [item.overridden(overrides) for item in _chosen(options.patterns)]
     if options.smoke:
         chosen = [item.as_smoke() for item in chosen]
+    if options.compile and (apart := [item.name for item in chosen if isinstance(item, Study)]):
+        raise ValueError(f"--compile is for training runs, and {apart[0]} is a study; run it without")
     with ranks.joined(_device(options.device)) as device:
         first = ranks.here().is_first
         if options.compile and ranks.here().are_many:

@@ -203,9 +203,19 @@ def provenance() -> dict[str, Any]:
 
 
 def source_hash(src: Path) -> str:
-    """A hash of all Python files of the library and the lab: what ran, whatever version control says."""
-    paths = [*src.glob("torchmadam/**/*.py"), *src.glob("madam_lab/**/*.py")]
+    """A hash of all code of the library and the lab, its C too: what ran, whatever version control says."""
+    paths = [path for package in _PACKAGES for path in (src / package).rglob("*") if path.suffix in _CODE]
     return _hashed({path.relative_to(src).as_posix(): path.read_bytes() for path in paths})
+
+
+@functools.lru_cache
+def knows_commits() -> bool:
+    """Whether this is a repository that has its commits: no installation, source archive or shallow clone."""
+    try:
+        _git("ls-files", "--error-unmatch", str(Path(__file__).resolve()))  # not some repository around an installation
+        return _git("rev-parse", "--is-shallow-repository").strip() == b"false"
+    except (OSError, subprocess.CalledProcessError):
+        return False
 
 
 @functools.lru_cache
@@ -214,9 +224,10 @@ def commit_with(source: str) -> str | None:
     try:
         for commit in _git("rev-list", "HEAD").decode().split():
             with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "."))) as tar:
-                ours = [m for m in tar if m.isfile() and m.name.endswith(".py") and m.name.startswith(_PACKAGES)]
+                ours = [m for m in tar if m.isfile() and m.name.endswith(_CODE) and m.name.startswith(_PACKAGES)]
                 files = {m.name: tar.extractfile(m).read() for m in ours}  # type: ignore[union-attr]
-            if _hashed(files) == source:
+            # The first records knew of Python only.
+            if source in (_hashed(files), _hashed({k: v for k, v in files.items() if k.endswith(".py")})):
                 return commit
     except (OSError, subprocess.CalledProcessError, tarfile.TarError):
         return None
@@ -224,6 +235,7 @@ def commit_with(source: str) -> str | None:
 
 
 _PACKAGES = ("torchmadam/", "madam_lab/")
+_CODE = (".py", ".c", ".h")
 
 
 def _hashed(files: dict[str, bytes]) -> str:

@@ -26,7 +26,8 @@ from torchmadam import save, to_ladder_
 from torchmadam.files import write_atomically
 
 # What a run has to remember of its own past, beside weights, optimiser and random numbers.
-_PROGRESS = ("epoch", "step", "seconds", "started", "curve", "codes", "trust", "best")
+_PROGRESS = ("epoch", "step", "seconds", "started", "devices", "curve", "codes", "trust", "best")
+_COMPILED = "CPU, compiled"
 
 
 class Stopped(Exception):  # noqa: N818 (not an error: the run goes on another time)
@@ -99,6 +100,8 @@ class Run:
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.compiled = self.device.type == "cuda" if compiled is None else compiled
         self.checkpoint = folder / recipe.name / f"{seed}.pt"
+        if self.compiled and self.device.type == "cpu":
+            _require_a_compiler()
         settle(self.device)
         if recipe.task not in TASKS:
             raise ValueError(f"task {recipe.task!r} is unknown; use one of {', '.join(TASKS)}")
@@ -122,6 +125,7 @@ class Run:
             self.optimiser = build_optimiser(recipe, self.model, self.device, self.compiled)
         self.stepper = Stepper(recipe, self.task, self.model, self.optimiser, self.compiled)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.devices = [self._device_name()]  # one after the other
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.curve: list[dict[str, Any]] = []
         self.codes: list[dict[str, Any]] = []
@@ -232,7 +236,7 @@ class Run:
             "codes": self.codes or None,
             "seconds": round(self.seconds, 2),
             "started": self.started,
-            "device": self.ranks.on(self._device_name()),
+            "device": self.ranks.on(", then ".join(self.devices)),
             **self.provenance,
         }
         if self.recipe.monitor is not None:
@@ -256,7 +260,7 @@ class Run:
     def _device_name(self) -> str:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return "CPU, compiled" if self.compiled else "CPU"
+        return _COMPILED if self.compiled else "CPU"
 
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -276,7 +280,6 @@ class Run:
             "settings": self.recipe.settings(),
             "source": self.provenance["source"],
             "data": self.task.fingerprint(),
-            "compiled": self.compiled,
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "random": self.ranks.gathered(torch.get_rng_state()),
@@ -310,8 +313,11 @@ class Run:
                 f"{self.checkpoint} was begun with other files of {self.task.name} than there are now; put them back, "
                 f"or remove it"
             )
-        if state.get("compiled", self.compiled) != self.compiled:
-            how = "with" if state["compiled"] else "without"
+        here = self.devices
+        # Runs used not to say where they were, and none was compiled on a CPU.
+        begun = state.get("devices", ["CPU"] if self.device.type == "cpu" else here)
+        if {begun[-1], *here} == {"CPU", _COMPILED}:
+            how = "with" if begun[-1] == _COMPILED else "without"
             raise ValueError(f"{self.checkpoint} was begun {how} --compile; go on {how} it, or remove the file")
         if state["source"] != self.provenance["source"]:
             self.provenance |= {"dirty": True, "source": "mixed"}  # other code began the run
@@ -319,12 +325,13 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(own["random"].cpu())
-        if own["random_cuda"] is not None:
+        if own["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(own["random_cuda"].cpu(), self.device)
         self.stepper.sums.copy_(own["sums"])
         self._set_average(state)
         for name in _PROGRESS:
             setattr(self, name, state.get(name, getattr(self, name)))  # a run may have begun before there was such
+        self.devices = begun if begun[-1:] == here else [*begun, *here]
 
     def _average(self) -> dict[str, Any]:
         """The average of the weights, as a part of what is saved, if the recipe has one."""
@@ -340,6 +347,18 @@ class Run:
         if len(every) != self.ranks.world:
             raise ValueError(f"{self.checkpoint} was begun on {len(every)} processes; go on with as many, or remove it")
         return every[self.ranks.rank]
+
+
+def _require_a_compiler() -> None:
+    """PyTorch's own generates C++ for a CPU, and would say so in the midst of a traceback."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError as error:
+        raise ValueError(
+            "--compile needs a C++ compiler, and none was found; install g++ (or set CXX), or go without --compile"
+        ) from error
 
 
 def kept_at(folder: Path, recipe: str, seed: int) -> Path:

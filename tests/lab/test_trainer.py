@@ -16,12 +16,18 @@ import pytest
 import torch
 
 from compiler import needs_a_compiler
-from madam_lab import queue, recipes, records
+from madam_lab import queue, recipes, records, trainer
+from madam_lab.cli import main
 from madam_lab.progress import Progress
+from madam_lab.report.numbers import is_traceable
+from madam_lab.stepping import Stepper
 from madam_lab.trainer import Limits, Run, Stopped
 from stopping import StopAfter
 
 KEPT = ("test", "train", "curve", "codes", "status", "weights", "bytes", "settings", "source")
+
+
+CPU = torch.device("cpu")
 
 
 def small(name="digits_madam_signed8", **changes):
@@ -280,6 +286,82 @@ def test_a_compiled_run_that_stops_goes_on_as_if_it_had_not_and_says_that_it_was
         assert same(whole, going_on(True, Limits()))
 
 
+def checkpoint_of(recipe, folder, change):
+    """A run that was stopped, with its saved state changed."""
+    begun = Run(recipe, 0, folder=folder / "runs", results=folder, device=CPU)
+    with pytest.raises(Stopped):
+        begun.train(StopAfter(3), Progress("", 1, quiet=True))
+    state = torch.load(begun.checkpoint, weights_only=True)
+    change(state)
+    torch.save(state, begun.checkpoint)
+
+
+def test_a_checkpoint_from_before_runs_said_where_they_were_was_not_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(trainer, "_require_a_compiler", lambda: None)
+    recipe = small("digits_sgd")
+    checkpoint_of(recipe, tmp_path, lambda state: state.pop("devices"))
+    other = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU, compiled=True)
+    with pytest.raises(ValueError, match="without --compile"):
+        other.train(Limits(), Progress("", 1, quiet=True))
+    same_way = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU)
+    assert same_way.train(Limits(), Progress("", 1, quiet=True))["device"] == "CPU"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_run_may_go_on_on_another_kind_of_device_and_its_record_names_both(compiled, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(trainer, "_require_a_compiler", lambda: None)
+    recipe = small("digits_sgd")
+    checkpoint_of(recipe, tmp_path, lambda state: state.update(devices=["NVIDIA H200"]))
+    run = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU, compiled=compiled)
+    own = "CPU, compiled" if compiled else "CPU"
+    assert run.train(Limits(), Progress("", 1, quiet=True))["device"] == f"NVIDIA H200, then {own}"
+
+
+def test_the_command_line_compiles_networks_and_optimisers_where_it_is_told_to(tmp_path, monkeypatch):
+    compiled, fused, evaluated = [], [], []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    monkeypatch.setattr(trainer, "_require_a_compiler", lambda: None)
+    scores = Stepper.scores
+    real = torch.nn.functional.cross_entropy
+
+    def looked_at(stepper, splits):
+        fused.append(stepper.optimiser.defaults["fused"])
+        with monkeypatch.context() as inner:
+            inner.setattr(
+                torch.nn.functional, "cross_entropy", lambda x, *a, **k: evaluated.append(x.dtype) or real(x, *a, **k)
+            )
+            return scores(stepper, splits)
+
+    monkeypatch.setattr(Stepper, "scores", looked_at)
+    for how in ([], ["--compile"]):
+        places = ["--results", f"{tmp_path}/{len(how)}", "--runs", f"{tmp_path}/runs{len(how)}"]
+        settings = ["--set", "precision=bf16", "--set", "epochs=1"]
+        assert main(["run", "digits_sgd", *how, *settings, *places, "--device", "cpu", "--quiet"]) == 0
+    assert len(compiled) == 1
+    assert fused[0] is None
+    assert fused[-1] is True
+    assert set(evaluated) == {torch.float32, torch.bfloat16}
+    devices = [records.read(path)["device"] for path in sorted(tmp_path.glob("[01]/*/0.json"))]
+    assert devices == ["CPU", "CPU, compiled"]
+
+
+def test_compiling_without_a_compiler_and_compiling_studies_end_in_a_line(monkeypatch, capsys, tmp_path):
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def none():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
+    places = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--device", "cpu"]
+    assert main(["run", "digits_sgd", "--compile", *places]) == 1
+    assert "install g++" in capsys.readouterr().err
+    assert main(["run", "breakdown_tanh", "--compile", *places]) == 1
+    assert "breakdown_tanh is a study" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/*.json"))
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -396,16 +478,46 @@ def test_code_is_found_again_in_the_history_by_its_hash(monkeypatch, tmp_path):
 
     git("init", "-q")
     hashes = []
-    for text in ("a = 1", "a = 2"):
-        (source / "x.py").write_text(text)
-        (source / "notes.txt").write_text(text)
+    for python, c in (("a = 1", "int a;"), ("a = 2", "int a;"), ("a = 2", "int b;")):
+        (source / "x.py").write_text(python)
+        (source / "x.c").write_text(c)
+        (source / "notes.txt").write_text(python + c)
         git("add", "-A")
-        git("commit", "-qm", text)
+        git("commit", "-qm", python)
         hashes.append(records.source_hash(tmp_path / "src"))
+    assert len(set(hashes)) == 3
     monkeypatch.setattr(records, "_git", git)
     records.commit_with.cache_clear()
-    newest, first = git("rev-list", "HEAD").decode().split()
-    assert [records.commit_with(h) for h in (*hashes, "0" * 16)] == [first, newest, None]
+    newest, second, first = git("rev-list", "HEAD").decode().split()
+    assert [records.commit_with(h) for h in (*hashes, "0" * 16)] == [first, second, newest, None]
+    of_python = records._hashed({"torchmadam/kernels/x.py": b"a = 1"})  # as the first records have it
+    assert records.commit_with(of_python) == first
+    records.commit_with.cache_clear()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_record_is_not_held_against_a_history_that_is_not_there(monkeypatch, tmp_path):
+    def git(*arguments, cwd=tmp_path):
+        return subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, check=True).stdout
+
+    git("init", "-q", "whole")
+    (tmp_path / "whole" / "records.py").write_text("")
+    git("add", "-A", cwd=tmp_path / "whole")
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for message in ("one", "two"):
+        git(*identity, "commit", "-qm", message, "--allow-empty", cwd=tmp_path / "whole")
+    git("clone", "-q", "--depth", "1", (tmp_path / "whole").as_uri(), "shallow")
+    (tmp_path / "none").mkdir()
+    changed = {"dirty": True, "source": "0" * 16}
+    for folder, knows in (("whole", True), ("shallow", False), ("none", False)):
+        at = tmp_path / folder
+        monkeypatch.setattr(records, "__file__", str(at / "records.py"))
+        monkeypatch.setattr(records, "_git", lambda *arguments, at=at: git(*arguments, cwd=at))
+        records.knows_commits.cache_clear()
+        records.commit_with.cache_clear()
+        assert records.knows_commits() == knows
+        assert is_traceable(changed) == (not knows)
+    records.knows_commits.cache_clear()
     records.commit_with.cache_clear()
 
 

@@ -94,8 +94,11 @@ def has_diverged(record: dict[str, Any]) -> bool:
 
 
 def is_traceable(record: dict[str, Any]) -> bool:
-    """Whether a commit holds the code that made this record: the one it names, or one with the same source."""
-    return not record["dirty"] or records.commit_with(record["source"]) is not None
+    """Whether a commit holds the code that made this record: the one it names, or one with the same source.
+
+    True as well where there are no commits to ask: nothing is known against it.
+    """
+    return not record["dirty"] or not records.knows_commits() or records.commit_with(record["source"]) is not None
 
 
 def paper_cell(paper: recipes.Paper | None, which: str = "test") -> str:
