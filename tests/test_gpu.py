@@ -119,7 +119,7 @@ def test_weights_at_their_bound_are_warned_of_without_waiting_for_the_gpu():
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
         optimizer.step()
-    assert any("is at its bound, 3 x its scale" in str(w.message) for w in caught)
+    assert any("is at its bound, 5 x its scale" in str(w.message) for w in caught)
 
 
 def test_a_step_can_be_captured_while_a_look_at_the_weights_is_on_its_way():
@@ -156,7 +156,7 @@ def test_a_state_saved_on_the_cpu_continues_on_the_gpu():
     source.step()
     target.step()
     for p, q in zip(there, here, strict=True):
-        torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-5, atol=1e-7)  # some are about to cross zero
 
 
 def test_autocast_and_grad_scaler_train_a_float16_forward():
@@ -319,8 +319,9 @@ def test_codes_that_no_kernel_takes_step_as_on_a_cpu():
         for seed in range(3):
             put_gradients(model.parameters(), seed)
             optimizer.step()
-    for p, q in zip(there.parameters(), here.parameters(), strict=True):
-        assert torch.equal(p.decode(), q.decode().cpu())
+    assert torch.equal(there.weight.decode(), here.weight.decode().cpu())
+    # A kernel takes the biases, and what it drops goes into their means, nearly as the reference has it.
+    torch.testing.assert_close(there.bias.decode(), here.bias.decode().cpu(), rtol=1.5 * 0.001, atol=0)
 
 
 def test_a_model_that_was_float64_goes_on_in_float32():
@@ -395,19 +396,23 @@ def test_the_bytes_we_count_are_those_the_gpu_holds():
     assert torchmadam.memory(model, optimizer).total == pytest.approx(held, rel=0.01)
 
 
-def test_a_large_step_of_floats_is_that_of_its_pieces():
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_large_step_of_floats_is_that_of_its_pieces(momentum):
     """In one launch, of more elements than any other test's; each program reckons for itself what step it is."""
     size = 2**27 + 4096
     whole = torch.randn(size, device="cuda")
     pieces = [piece.clone() for piece in whole.split(2**22)]
-    ours, theirs = Madam([whole], scale=1.0), Madam(pieces, scale=1.0)
+    ours, theirs = (Madam(params, scale=1.0, momentum=momentum) for params in ([whole], pieces))
     for _ in range(2):
         whole.grad = torch.randn(size, device="cuda")
         for piece, grad in zip(pieces, whole.grad.split(2**22), strict=True):
             piece.grad = grad
         ours.step()
         theirs.step()
-    assert torch.equal(whole, torch.cat(pieces))
+    if momentum:  # means are rounded to bfloat16 by where in its tensor a weight lies
+        torch.testing.assert_close(whole, torch.cat(pieces), rtol=0, atol=0.01 * 5 * 2**-7)
+    else:
+        assert torch.equal(whole, torch.cat(pieces))
     assert ours.state[whole]["step"].item() == 2
 
 

@@ -265,7 +265,8 @@ def level_means(theirs, ours, slack=1e-37):
     for a, b in zip(theirs, ours, strict=True):
         off = (a.double() - b.cpu().double()).abs()
         assert torch.all(off <= 2.0**-6 * a.double().abs() + slack)
-        assert (off > 0).double().mean() < 0.05 or a.numel() < 100
+        # Where a step and what it dropped cancel, what is left of a mean is what rounding left.
+        assert (off > 1e-3 * slack).double().mean() < 0.05 or a.numel() < 100
         b.copy_(a)
 
 

@@ -4,6 +4,7 @@ import itertools
 import struct
 import warnings
 import zlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,9 @@ def test_shortcuts_are_what_they_would_be_in_the_usual_order():
     up, down = spectral.Conv2d(3, 5, 1).eval(), gan.DownBlock(3, 5, first=True).eval()
     doubled = lambda t: F.interpolate(t, scale_factor=2.0, mode="nearest")  # noqa: E731
     torch.testing.assert_close(doubled(up(x)), up(doubled(x)))
+    for y in (x, x.contiguous(memory_format=torch.channels_last)):
+        assert torch.equal(gan._doubled(y), doubled(y))
+        assert gan._doubled(y).is_contiguous(memory_format=torch.channels_last)
     pooled = F.avg_pool2d(down.conv2(F.relu(down.conv1(x))) + down.shortcut(x), 2)
     torch.testing.assert_close(down(x), pooled)
 
@@ -145,8 +149,8 @@ def test_losses_are_the_papers(tiny):
     assert sums.tolist() == pytest.approx([0, 2.25, 0])
 
 
-def begun(tiny, folder, name="cgan_madam_signed8", **arguments):
-    recipe = recipes.get(name).as_smoke()
+def begun(tiny, folder, name="cgan_madam_signed8", precision="bf16", **arguments):
+    recipe = replace(recipes.get(name), precision=precision).as_smoke()
     return Run(recipe, 0, data=tiny, folder=folder / "runs", results=folder / "results", device=CPU, **arguments)
 
 
@@ -179,7 +183,7 @@ def test_each_move_is_traced_as_a_whole_and_computes_what_it_does_untraced(name,
         return real(function, dynamic=dynamic, fullgraph=fullgraph, backend="aot_eager")
 
     monkeypatch.setattr(torch, "compile", compile_)
-    runs = [begun(tiny, tmp_path, name, compiled=compiled) for compiled in (False, True)]
+    runs = [begun(tiny, tmp_path, name, "float32", compiled=compiled) for compiled in (False, True)]
     assert traced == [True, True]
     for run in runs:
         for batch in run.task.epoch(0):

@@ -219,7 +219,7 @@ def test_the_study_changes_one_thing_at_a_time_and_tunes_its_baselines():
     thirds = recipes.get("cifar10_100e_crossing_1_steps")
     assert [thirds.lr_at(e) for e in (0, 33, 66)] == [0.01, 0.001, 0.0001]
     grid = recipes.names(["cifar10_100e_sgd_*", "cifar10_100e_adamw_*"])
-    assert len(grid) == 24 + 2  # and two controls
+    assert len(grid) == 28 + 2  # and two controls
     assert all(recipes.get(n).model.get("affine", True) for n in grid)
     assert recipes.get("cifar10_100e_adamw_0.001_0.1").arguments == {"weight_decay": 0.1}
 

@@ -174,7 +174,7 @@ def test_the_table_of_crossing_takes_the_best_point_of_a_grid_and_says_what_is_m
     assert table.has_results
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.note.endswith("No records yet: CIFAR-100, digits.")
-    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 12 points", "missing")
+    assert rows["AdamW, tuned"] == ("7.20 (1 seed) at lr 0.001, decay 0.1, 2 of 16 points", "missing")
     assert rows["crossing 1"] == ("7.00 (1 seed)", "missing")
     assert rows["madam"] == ("missing", "171.0 (1 seed)")
     assert rows["crossing 1 affine"] == ("7.10 (1 seed)", "")
@@ -209,7 +209,7 @@ def test_a_point_with_a_seed_that_diverged_is_not_the_best_and_is_counted(tmp_pa
             records.write(made(f"cifar10_100e_adamw_{name}", seed, error, 50.0, status=status), tmp_path)
     results = Results(tmp_path)
     rows = {row[0]: row[1:] for row in ours_table(results).rows}
-    assert rows["AdamW, tuned"][0] == "7.00 (1 seed) at lr 0.001, decay 0.1, 3 of 12 points"
+    assert rows["AdamW, tuned"][0] == "7.00 (1 seed) at lr 0.001, decay 0.1, 3 of 16 points"
     assert results.ours("cifar10_100e_adamw_0.003_0.1", "train") == "diverged (1 of 3)"
     assert results.mean("cifar10_100e_adamw_0.003_0.1") == math.inf
 

@@ -152,9 +152,9 @@ ONLY_CIFAR: dict[str, Mapping[str, Any]] = {
 # Grids of the baselines: learning rates and weight decays. AdamW's 1.0 at 0.001 is what 0.1 is for Madam at 0.01.
 TUNED = {
     ("cifar10_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4, 2e-3, 5e-3), {"momentum": 0.9}),
-    ("cifar10_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1, 1.0, 3.0), {}),
+    ("cifar10_100e", "adamw"): ((3e-4, 1e-3, 3e-3, 1e-2), (0.01, 0.1, 1.0, 3.0), {}),
     ("cifar100_100e", "sgd"): ((0.03, 0.1, 0.3), (1e-4, 5e-4, 2e-3, 5e-3), {"momentum": 0.9}),
-    ("cifar100_100e", "adamw"): ((3e-4, 1e-3, 3e-3), (0.01, 0.1, 1.0, 3.0), {}),
+    ("cifar100_100e", "adamw"): ((3e-4, 1e-3, 3e-3, 1e-2), (0.01, 0.1, 1.0, 3.0), {}),
     ("wikitext2_20e", "sgd"): ((0.3, 1.0, 3.0), (0.0, 1e-4), {}),
     ("wikitext2_20e", "adamw"): ((1e-4, 3e-4, 1e-3), (0.01, 0.1, 1.0), {}),
     ("digits_60e", "sgd"): ((0.01, 0.03, 0.1), (1e-4, 1e-3, 1e-2), {"momentum": 0.9}),
