@@ -34,3 +34,11 @@ def _spans(monkeypatch):
     if INTERPRETED:
         for name, size in {"SPAN": 2, "CODED_SPAN": 2048, "CODED_LINE": 512}.items():
             monkeypatch.setattr(launch, name, size)
+
+
+@pytest.fixture(autouse=True)
+def _fast_arithmetic(monkeypatch):
+    if INTERPRETED:
+        import rough
+
+        rough.install(monkeypatch)
