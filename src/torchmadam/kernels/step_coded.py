@@ -189,8 +189,8 @@ def coded_kernel(
     A block is loaded while the one before it is worked on.
 
     What rounding drops of a step goes into the mean as the fast arithmetic has it, whether a block is doubtful or not:
-    so means do not depend on which weights share a block, though their last bits may not be the reference's. And nothing
-    where a moment is below 2^-126, which a GPU's root takes for zero: of gradients below 4e-18.
+    so means do not depend on which weights share a block, though their last bits may not be the reference's. And
+    nothing where a moment is below 2^-126, which a GPU's root takes for zero: of gradients below 4e-18.
     """
     GROUPS: tl.constexpr = BLOCK // LANES
     LAST: tl.constexpr = 2 * TOP if SIGNED else TOP
