@@ -36,7 +36,8 @@ def run(out: Path) -> None:
 
     results = out / "results"
     # The slow ones first, so that both workers end together.
-    names = sorted(recipes.names(["digits_lr_*"]), key=lambda name: (recipes.get(name).ladder is None, name))
+    points = [f"digits_lr_{kind}_{lr:g}" for kind in COMPARED for lr in LEARNING_RATES]
+    names = sorted(points, key=lambda name: (recipes.get(name).ladder is None, name))
     todo = [name for name in names if not records.path_of(name, 0, results).exists()]
     with ProcessPoolExecutor(max_workers=WORKERS, mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(train, name, results) for name in todo]

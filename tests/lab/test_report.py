@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -520,3 +521,27 @@ def test_the_plateau_table_has_the_best_rate_and_nothing_of_a_kind_that_never_fi
     best = {kind: cell.partition(", at ")[2] for kind, cell in cells.items() if cell != "missing"}
     assert best == {"SGD": "0.1", "Adam": "0.001", "Madam": "0.01", "12-bit Madam": "0.01"}
     assert "Madam, ours" not in figures.learning_rates(Results(folder), "digits")
+
+
+def test_rates_that_fall_have_a_row_and_a_figure_of_their_own(folder):
+    from madam_lab.report.plateau import plateau_table
+
+    for record in learning_rates("ours_cosine", 60.0, 5.0, 2.5, 2.75, 30.0):
+        records.write(record, folder)
+    rows = {row[0]: row[1:] for row in plateau_table(Results(folder)).rows}
+    assert list(rows) == ["Digits, constant", "Digits, cosine"]
+    assert rows["Digits, cosine"][-1].endswith(", at 0.01")
+    assert set(rows["Digits, cosine"][:-1]) == {"missing"}
+    svg = figures.learning_rates(Results(folder), "digits", "cosine")
+    crosses = [c[0].text for c in ET.fromstring(svg).findall(f".//{SVG}path[@class='cross']")]
+    assert crosses == ["Madam, ours: 2.5 at 0.01"]
+    assert "Digits, cosine" in svg
+
+
+def test_falling_rates_change_nothing_but_the_schedule():
+    for name in ("cifar10_lr_sgd_0.1", "digits_lr_ours_0.01", "wikitext2_lr_adam_0.001"):
+        constant, rate = recipes.get(name), name.rpartition("_")[2]
+        falling = recipes.get(name.removesuffix(rate) + "cosine_" + rate)
+        assert (falling.schedule, falling.lr) == ("cosine", float(rate))
+        like = {"schedule": constant.schedule, "lr": constant.lr, "name": constant.name, "paper": constant.paper}
+        assert replace(falling, **like) == constant

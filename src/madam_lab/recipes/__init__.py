@@ -1,6 +1,6 @@
 """Training runs by name: every cell of the paper's tables, every point of its figures."""
 
-from madam_lab.recipes import cifar, controls, crossing, digits, gan, imagenet, small, wikitext
+from madam_lab.recipes import cifar, controls, crossing, digits, gan, imagenet, rates, small, wikitext
 from madam_lab.recipes.paper import PAPER, Paper
 from madam_lab.recipes.recipe import Recipe, get, matching, names
 
@@ -17,6 +17,7 @@ __all__ = [
     "imagenet",
     "matching",
     "names",
+    "rates",
     "small",
     "wikitext",
 ]

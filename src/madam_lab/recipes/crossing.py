@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from madam_lab.recipes import cifar, digits, wikitext
-from madam_lab.recipes.paper import LEARNING_RATES
-from madam_lab.recipes.recipe import Recipe, get, register
+from madam_lab.recipes.recipe import Recipe, register
 from torchmadam import LadderFormat
 
 BASES = {
@@ -174,11 +173,6 @@ def variant(base: Recipe, changes: Mapping[str, Any]) -> Recipe:
     return replace(base, **changes, schedule=schedule)
 
 
-def learning_rate_point(of_paper: str) -> Recipe:
-    """A point of the learning-rate figure, with our arguments instead of the paper's."""
-    return replace(get(of_paper), arguments=OURS)
-
-
 def baseline(base: Recipe, optimiser: str, lr: float, decay: float, more: Mapping[str, Any]) -> Recipe:
     """A point of a baseline's grid, with the gains of its norms, and the gradient clipped where the paper did."""
     clip = 0.25 if (base.task, optimiser) == ("wikitext2", "sgd") else None
@@ -198,6 +192,3 @@ for _lr, _decay in ((1e-3, 1.0), (3e-3, 1.0)):
         f"cifar10_100e_adamw_no_first_moment_{_lr:g}_{_decay:g}",
         partial(baseline, BASES["cifar10_100e"], "adamw", _lr, _decay, {"betas": (0.0, 0.999)}),
     )
-for _task in ("cifar10", "cifar100", "wikitext2", "digits"):
-    for _lr in LEARNING_RATES:
-        register(f"{_task}_lr_ours_{_lr:g}", partial(learning_rate_point, f"{_task}_lr_madam_{_lr:g}"))

@@ -26,11 +26,14 @@ TASK_TITLES = {
 _PLOTTED = {"wikitext2": ("validation perplexity", "perplexity"), "cgan": ("FID against the test set", "FID")}
 
 
-def learning_rates(results: Results, task: str) -> str | None:
-    """The paper's learning-rate figure for one task: best error over error, so that 1 marks the best learning rate."""
+def learning_rates(results: Results, task: str, schedule: str = "") -> str | None:
+    """The paper's learning-rate figure for one task: best error over error, so that 1 marks the best learning rate.
+
+    Rates are constant, unless there is a ``schedule``.
+    """
     series = []
     for kind, title in COMPARED.items():
-        ran = by_rate(results, task, kind)
+        ran = by_rate(results, task, kind, schedule)
         if not ran:
             continue
         best = min(ran.values())
@@ -41,7 +44,7 @@ def learning_rates(results: Results, task: str) -> str | None:
         return None
     return line_chart(
         series,
-        title=f"Which learning rate? {TASK_TITLES[task]}",
+        title=f"Which learning rate? {TASK_TITLES[task]}{f', {schedule}' if schedule else ''}",
         note="Best result of an optimiser over all learning rates / its result at this one; red crosses mark the best",
         x_label="learning rate",
         y_label="best / result",
@@ -51,12 +54,13 @@ def learning_rates(results: Results, task: str) -> str | None:
     )
 
 
-def by_rate(results: Results, task: str, kind: str) -> dict[float, float]:
+def by_rate(results: Results, task: str, kind: str, schedule: str = "") -> dict[float, float]:
     """An optimiser's result at each learning rate, in their order; empty if not all were run, or none was finite.
 
     Of a part of them nobody knows the best.
     """
-    means = [(lr, results.mean(f"{task}_lr_{kind}_{lr:g}")) for lr in sorted(LEARNING_RATES)]
+    name = f"{task}_lr_{kind}_{schedule}_" if schedule else f"{task}_lr_{kind}_"
+    means = [(lr, results.mean(f"{name}{lr:g}")) for lr in sorted(LEARNING_RATES)]
     found = {lr: mean for lr, mean in means if mean is not None}
     complete = len(found) == len(LEARNING_RATES) and math.isfinite(min(found.values()))
     return found if complete else {}

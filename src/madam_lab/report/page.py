@@ -37,7 +37,7 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
     )
     tables = [*TABLES.values(), *(make for group in more for make in group.values())]
     tasks = list(figures.TASK_TITLES)
-    rates = [figures.learning_rates(results, task) for task in tasks]
+    rates = [figures.learning_rates(results, task, schedule) for task in tasks for schedule in ("", "cosine")]
     curves = [
         figures.clipping(results),
         *(figures.convergence(results, task) for task in tasks),
@@ -48,8 +48,8 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
     sections = [
         _section(
             "Which learning rate?",
-            "Every optimiser was trained at five constant learning rates. The paper's claim is that Madam's red cross "
-            "is at 0.01 on every task.",
+            "Every optimiser was trained at five learning rates. The paper's claim is that Madam's red cross is at "
+            "0.01 on every task, with rates that stay constant. Ours is for rates that fall.",
             rates,
         ),
         _section("Convergence", "", curves),

@@ -38,13 +38,15 @@ def plateau_table(results: Results) -> Table:
     """A row a task, a column an optimiser."""
     rows = []
     for task, title in TASK_TITLES.items():
-        found = [by_rate(results, task, kind) for kind in COMPARED]
-        if any(found):
-            rows.append((title, *(_cell(each) for each in found)))
+        for schedule in ("", "cosine"):
+            found = [by_rate(results, task, kind, schedule) for kind in COMPARED]
+            if any(found):
+                rows.append((f"{title}, {schedule or 'constant'}", *(_cell(each) for each in found)))
     note = (
         f"Decades of learning rates whose result is within {WORSE:g} times the best of the same optimiser, and the "
-        "best rate. Five rates a decade apart, constant; in between results are interpolated, and where a rate at the "
-        "grid's end is still good there may be more. Madam by the paper's rule, and ours."
+        "best rate. Five rates a decade apart, constant, or falling to zero by a cosine; in between results are "
+        "interpolated, and where a rate at the grid's end is still good there may be more. Madam by the paper's rule, "
+        "and ours."
     )
     return Table("How wide is the plateau?", note, ("", *COMPARED.values()), rows, rows)
 
