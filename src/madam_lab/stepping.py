@@ -93,7 +93,9 @@ class Stepper:
         self, recipe: Recipe, task: Task, model: nn.Module, optimiser: torch.optim.Optimizer, compiled: bool
     ) -> None:
         self.recipe, self.task, self.model, self.optimiser = recipe, task, model, optimiser
-        self.average = None if recipe.average is None else average(model, recipe.average)
+        self.average = None
+        if recipe.average is not None or recipe.recent is not None:
+            self.average = average(model, recent=recipe.recent, decay=recipe.average)
         self.on_gpu = task.device.type == "cuda"
         self.ranks = ranks.here()
         if self.average is not None and self.ranks.are_many:

@@ -16,15 +16,19 @@ from torchmadam.messages import require_module
 class Average:
     """A running mean of the decoded weights and of batch norm's statistics, in float32. Made by :func:`average`."""
 
-    def __init__(self, model: nn.Module, decay: float | None) -> None:
+    def __init__(self, model: nn.Module, recent: float | None, decay: float | None) -> None:
+        if (recent is None) == (decay is None):
+            raise ValueError("an average has either recent=, a share of all updates, or a decay= an update; pass one")
         if decay is not None and not 0 <= decay < 1:
-            raise ValueError(f"decay={decay} cannot work: it is the memory of a running mean, 0 <= decay < 1, or None")
+            raise ValueError(f"decay={decay} cannot work: it is the memory of a running mean, 0 <= decay < 1")
+        if recent is not None and not 0 < recent <= 1:
+            raise ValueError(f"recent={recent} cannot work: it is a share of all updates so far, 0 < recent <= 1")
         if any(shards.is_sharded(p) for p in model.parameters()):
             raise TypeError(
                 "an average holds whole tensors, and this model is spread over ranks; average a model that is not"
             )
         self._model = model
-        self._decay = decay
+        self._recent, self._decay = recent, decay
         self.count = 0
         self._means: dict[str, Tensor] = {}
 
@@ -32,8 +36,7 @@ class Average:
     def update(self) -> None:
         """Take the weights as they are now into the mean; call it after ``optimizer.step()``."""
         self.count += 1
-        # Without a decay every update counts alike. With one, early updates do too, until the memory is filled.
-        share = 1 / self.count if self._decay is None else max(1 - self._decay, 1 / self.count)
+        share = self._share()
         means, values = [], []
         for name, own in self._averaged().items():
             value = own.decode(torch.float32) if isinstance(own, LadderTensor) else own.to(_wide(own.dtype))
@@ -46,6 +49,13 @@ class Average:
                 self._means[name].lerp_(value, share)
         if means:
             torch._foreach_lerp_(means, values, share)
+
+    def _share(self) -> float:
+        """What the newest weights count, of 1."""
+        if self._recent is not None:
+            return min(1.0, 1 / (self._recent * self.count))
+        assert self._decay is not None
+        return max(1 - self._decay, 1 / self.count)  # until its memory is filled, all count alike
 
     @contextmanager
     def applied(self) -> Iterator[nn.Module]:
@@ -98,12 +108,12 @@ class Average:
         self._means = {name: mean.to(own[name].device, copy=True) for name, mean in means.items()}
 
 
-def average(model: nn.Module, decay: float | None = 0.999) -> Average:
-    """A weight average of a model, coded or float, to evaluate with.
+def average(model: nn.Module, *, recent: float | None = None, decay: float | None = None) -> Average:
+    """A weight average of a model, coded or float, to evaluate with. It takes the place of a schedule.
 
     ::
 
-        mean = torchmadam.average(model)  # an exponential moving average; decay=None weighs all updates alike (SWA)
+        mean = torchmadam.average(model)
         ...
         optimizer.step()
         mean.update()
@@ -111,13 +121,23 @@ def average(model: nn.Module, decay: float | None = 0.999) -> Average:
         with mean.applied():
             evaluate(model)
 
+    Weights that move at a constant rate wander around where they want to be, and their mean is nearer to it: as near
+    as a rate that falls to zero would bring them, and at any time, since nobody has to know when training ends.
+
+    Args:
+        model: what is trained.
+        recent: how much of training so far the mean remembers, as a share of all updates; unless told otherwise 0.05.
+            The mean is exponential, and its memory grows with training: the t-th update counts 1 / (recent t), or
+            all where that is more. 1.0 weighs all updates alike.
+        decay: instead, the decay an update of an ordinary exponential average, such as 0.999.
+
     ``torch.optim.swa_utils.AveragedModel`` averages parameters in place, and codes cannot be averaged in place. This
     one keeps its mean in float32 beside the model: 4 bytes a weight, while it exists. The statistics of batch norm are
     averaged alike; other buffers are the model's own. For the mean's exact statistics run
     ``torch.optim.swa_utils.update_bn`` inside :meth:`Average.applied`; what it writes there is gone afterwards.
     """
     require_module(model, "average")
-    return Average(model, decay)
+    return Average(model, 0.05 if recent is None and decay is None else recent, decay)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+import torchmadam
 from compiler import needs_a_compiler
 from madam_lab import recipes, records
 from madam_lab.models import small as models
 from madam_lab.progress import Progress
 from madam_lab.report.numbers import Results
-from madam_lab.report.small import TITLES, rates_table, small_table
+from madam_lab.report.small import TITLES, rates_table, small_table, unscheduled_table
 from madam_lab.tasks import TASKS, digits
 from madam_lab.tasks.small import SMALL
 from madam_lab.trainer import Limits, Run
@@ -127,7 +128,7 @@ def test_the_table_takes_the_best_of_a_whole_grid(tmp_path):
     row = next(row for row in small_table(Results(tmp_path)).rows if "variational" in row[0])
     assert row[1:] == ("23.0 at 3", "missing", "25.5", "missing", "24.5", *["missing"] * 5)
     row = next(row for row in rates_table(Results(tmp_path)).rows if "variational" in row[0])
-    assert row[1:] == ("3", "missing", "0.01", "missing")
+    assert row[1:] == ("3", "missing", "0.01", *["missing"] * 4)
 
 
 def test_one_rate_for_all_tasks_is_the_one_that_loses_least_on_the_worst(tmp_path):
@@ -145,7 +146,32 @@ def test_one_rate_for_all_tasks_is_the_one_that_loses_least_on_the_worst(tmp_pat
         for lr, test in results.items():
             records.write(made(f"{name}_sgd_{lr:g}", 0, test), tmp_path)
     last = rates_table(Results(tmp_path)).rows[-1]
-    assert last[1:] == ("0.001: up to 1.11 times the best", *["missing"] * 3)
+    assert last[1:] == ("0.001: up to 1.11 times the best", *["missing"] * 6)
+
+
+def test_an_average_is_beside_the_constant_rate_and_the_schedule(tmp_path):
+    for seed, value in enumerate((24.0, 25.0)):
+        records.write(made("small_vae_ours", seed, value), tmp_path)
+        records.write(made("small_vae_ours_constant", seed, value + 6), tmp_path)
+        records.write(made("small_vae_ours_recent", seed, value - 1), tmp_path)
+    for lr in recipes.small.RATES:
+        records.write(made(f"small_vae_ours_lr_{lr:g}_recent", 0, 22.0 + lr), tmp_path)
+    for i, lr in enumerate(recipes.small.ADAMW_RATES):
+        records.write(made(f"small_vae_adamw_{lr:g}_0.01_recent", 0, 30.0 + (i - 2) ** 2), tmp_path)
+    row = next(row for row in unscheduled_table(Results(tmp_path)).rows if "variational" in row[0])
+    missing = "missing"
+    assert row[1:5] == ("30.0 at 0.003, 0.01", missing, missing, "31.0")
+    assert row[5:] == (missing, "24.5", "30.5", "23.5", *[missing] * 4)
+    row = next(row for row in rates_table(Results(tmp_path)).rows if "variational" in row[0])
+    assert row[1:] == (*[missing] * 4, "0.003", "0.001", missing)
+
+
+@pytest.mark.parametrize("kind", ["ours", "ours_no_decay_8bit", "adamw_0.1_0.01", "ours_lr_0.3"])
+def test_an_average_takes_the_place_of_a_schedule_and_nothing_else_changes(kind):
+    falling, averaged = (recipes.get(f"small_siren_{kind}{end}").settings() for end in ("", "_recent"))
+    assert averaged == {**falling, "schedule": [[0, falling["lr"]]], "lr": None, "recent": 0.05}
+    # The library's own, which the advice is about.
+    assert torchmadam.average(nn.Linear(1, 1))._recent == 0.05
 
 
 def held_digits():

@@ -54,6 +54,7 @@ def same(a, b):
         "wikitext2_madam_12bit",
         "wikitext2_20e_crossing_1_average",
         "cifar10_100e_crossing_1_average",
+        "cifar10_100e_signed8_bound_5_decay_0.2_momentum_constant_recent",
         "cifar10_sgd",
         "cgan_madam_12bit",
         "imagenette_madam_8bit",
@@ -81,13 +82,14 @@ def test_a_run_stopped_again_and_again_ends_bit_for_bit_as_one_that_never_was(na
 
 
 @pytest.mark.parametrize("name", ["digits_madam", "digits_madam_signed8"])
-def test_an_averaged_run_trains_as_any_other_and_is_evaluated_with_its_mean(name, tmp_path):
-    own, averaged = (records.read(run_whole(small(name, average=a), tmp_path / str(a))[1]) for a in (None, 0.9))
+@pytest.mark.parametrize("how", [{"average": 0.9}, {"recent": 0.2}], ids=["average", "recent"])
+def test_an_averaged_run_trains_as_any_other_and_is_evaluated_with_its_mean(name, how, tmp_path):
+    own, averaged = (records.read(run_whole(small(name, **a), tmp_path / str(len(a)))[1]) for a in ({}, how))
     pairs = list(zip(own["curve"], averaged["curve"], strict=True))
     assert all(a["loss"] == b["loss"] and a["train"] == b["train"] for a, b in pairs)
     assert any(a["test"] != b["test"] for a, b in pairs if "test" in a)
     assert own["codes"] == averaged["codes"]
-    assert (own["settings"].get("average"), averaged["settings"]["average"]) == (None, 0.9)
+    assert averaged["settings"] == {**own["settings"], **how}
 
 
 def command(*arguments, **options):

@@ -311,7 +311,7 @@ def test_an_average_is_the_mean_of_decoded_weights_and_restores_exactly(ladder):
     if ladder:
         to_ladder_(model, ladder)
     optimizer = Madam(model.parameters(), lr=0.05)
-    mean = torchmadam.average(model, decay=None)
+    mean = torchmadam.average(model, recent=1.0)
     seen = []
     for t in range(4):
         for p in model.parameters():
@@ -352,15 +352,47 @@ def test_an_exponential_average_forgets_and_survives_a_save():
             torch.testing.assert_close(model[0].weight.detach(), expected)
     with pytest.raises(ValueError, match="another model"):
         torchmadam.average(nn.Linear(2, 2)).load_state_dict(mean.state_dict())
-    with pytest.raises(ValueError, match=r"decay=1\.5"):
-        torchmadam.average(model, decay=1.5)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"decay": 1.5}, r"decay=1\.5"),
+        ({"recent": 0.0}, r"recent=0\.0"),
+        ({"recent": 1.5}, r"recent=1\.5"),
+        ({"recent": 0.05, "decay": 0.9}, "pass one"),
+    ],
+)
+def test_an_average_has_one_memory_that_can_work(told, message):
+    with pytest.raises(ValueError, match=message):
+        torchmadam.average(net(), **told)
+
+
+@pytest.mark.parametrize("recent", [None, 0.05, 0.3])
+def test_the_memory_of_an_average_grows_with_training(recent):
+    model = nn.Linear(1, 1, bias=False)
+    mean, told, values = torchmadam.average(model, recent=recent), recent or 0.05, []
+    for t in range(1, 401):
+        with torch.no_grad():
+            model.weight.fill_(math.sin(t * t))
+        mean.update()
+        values.append(model.weight.item())
+        if t in (1, 3, 20, 21, 100, 400):
+            shares = [min(1.0, 1 / (told * s)) for s in range(1, t + 1)]
+            left = [math.prod(1 - later for later in shares[s + 1 :]) for s in range(t)]
+            assert sum(share * rest for share, rest in zip(shares, left, strict=True)) == pytest.approx(1)
+            expected = sum(v * share * rest for v, share, rest in zip(values, shares, left, strict=True))
+            with mean.applied():
+                assert model.weight.item() == pytest.approx(expected, abs=1e-6)
+    age = sum((400 - s) * share * rest for s, (share, rest) in enumerate(zip(shares, left, strict=True), 1))
+    assert age == pytest.approx(told / (1 + told) * 400, rel=0.06)  # of what it remembers, on average
 
 
 def test_an_average_has_the_statistics_of_batch_norm_and_lends_them():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
     model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
     mask = model.mask.clone()
-    norm, mean, seen = model[1], torchmadam.average(model, decay=None), []
+    norm, mean, seen = model[1], torchmadam.average(model, recent=1.0), []
     for t in range(3):
         model(torch.randn(8, 4, generator=torch.Generator().manual_seed(t)) + t)
         mean.update()

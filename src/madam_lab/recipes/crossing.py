@@ -23,6 +23,7 @@ BASES = {
 CROSSED: Mapping[str, Any] = {"arguments": {"crossing": 1.0}}
 # What won, and is the library's default: named by what it changes, as all the others are.
 OURS: Mapping[str, Any] = {"crossing": 1.0, "bound": 5.0, "weight_decay": 0.2, "momentum": 0.9}
+RECENT = 0.05  # the memory of an average that takes a schedule's place, as a share of the steps so far: the default's
 OURS_NAMED = {
     "float32": "crossing_1_bound_5_decay_0.2_momentum",
     "12 bits": "signed12_bound_5_decay_0.2_momentum",
@@ -99,6 +100,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
             ("steps", {"schedule": "thirds", "lr": None}),
             ("average", {"average": 0.99}),
             ("constant_average", {"schedule": "constant", "lr": None, "average": 0.998}),
+            ("constant", {"schedule": "constant", "lr": None}),
+            ("constant_recent", {"schedule": "constant", "lr": None, "recent": RECENT}),
         )
     },
     "crossing_5_bound_none_decay_0.2_momentum": {"arguments": {**OURS, "crossing": 5.0, "bound": None}},
@@ -106,6 +109,15 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "ladder": LadderFormat.preset("signed8"),
         "conversion": {"bound": 5.0},
         "arguments": {"weight_decay": 0.2, "momentum": 0.9, "rounding": "nearest"},
+    },
+    # Codes average as floats do, and what is evaluated then is floats.
+    f"{OURS_NAMED['8 bits']}_constant_recent": {
+        "ladder": LadderFormat.preset("signed8"),
+        "conversion": {"bound": 5.0},
+        "arguments": {"weight_decay": 0.2, "momentum": 0.9},
+        "schedule": "constant",
+        "lr": None,
+        "recent": RECENT,
     },
     "crossing_10_bound_none_decay_0.1": {"arguments": {"crossing": 10.0, "bound": None, "weight_decay": 0.1}},
     # An average instead of a schedule, or beside one.

@@ -38,6 +38,7 @@ class Recipe:
         scales: a hash of the file whose tensors lend Madam their scales (``--scales``); None: there is none.
         floor: the smallest weight that Madam may leave behind, as a share of the clamp sigma*; None: there is none.
         average: the decay, a step, of an average of the weights to evaluate with; None: there is none.
+        recent: for an average whose memory grows, the share of all steps so far that it remembers.
         smoke: a tiny run that shows that the recipe works.
         name, paper: given by the register: what everybody calls it, and the number to compare with.
     """
@@ -59,6 +60,7 @@ class Recipe:
     warm_up: int | None = None
     scales: str | None = None
     average: float | None = None
+    recent: float | None = None
     smoke: bool = False
     name: str = ""
     paper: Paper | None = None
@@ -82,6 +84,8 @@ class Recipe:
             raise ValueError(f"conversion is {dict(self.conversion)!r}, and there is no ladder to convert to")
         if self.floor is not None and not (self.optimiser == "madam" and self.ladder is None and 0 < self.floor < 1):
             raise ValueError(f"floor is {self.floor!r}; it is a share of the clamp, and of Madam on floats")
+        if self.average is not None and self.recent is not None:
+            raise ValueError(f"average is {self.average!r} and recent is {self.recent!r}; a run has one average")
         if self.scales is not None and self.optimiser != "madam":
             raise ValueError(f"{self.name}: only Madam has scales to take from a file, and this is {self.optimiser}")
         if self.ladder is not None and not isinstance(self.ladder, LadderFormat):
@@ -130,7 +134,7 @@ class Recipe:
         values = asdict(self)
         for name in ("name", "paper"):
             del values[name]
-        for name in ("monitor", "floor", "warm_up", "scales", "average"):
+        for name in ("monitor", "floor", "warm_up", "scales", "average", "recent"):
             if values[name] is None:  # as in records from before there was one
                 del values[name]
         found: dict[str, Any] = plain(values)

@@ -1,15 +1,17 @@
 """The default on tasks that it was not chosen on: eight small ones, beside baselines that are tuned on each of them.
 
-All with a cosine schedule, in float32. Names say what is trained and how: ``small_vae_ours`` is the default,
-``small_vae_adamw_0.003_0.01`` a point of a baseline's grid.
+In float32, with a cosine schedule. Names say what is trained and how: ``small_vae_ours`` is the default,
+``small_vae_adamw_0.003_0.01`` a point of a baseline's grid. Without a schedule, at a constant rate: ``*_constant``; and
+``*_recent``, whose weights are averaged for evaluation.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from madam_lab.recipes.crossing import OURS
-from madam_lab.recipes.recipe import Recipe, register
+from madam_lab.recipes.crossing import OURS, RECENT
+from madam_lab.recipes.recipe import Recipe, get, register
 from torchmadam import LadderFormat
 
 # Task, epochs and batch: some 1,000 to 3,000 steps.
@@ -43,6 +45,14 @@ KINDS: dict[str, Mapping[str, Any]] = {
 RATES = (0.001, 0.003, 0.03, 0.1, 0.3)
 ADAMW_RATES, ADAMW_DECAYS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1), (0.01, 1.0)
 SGD_RATES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
+# What there is without a schedule. Averages are tried at every rate that schedules are.
+USUAL = "adamw_0.001_0.01"  # PyTorch's default
+_AVERAGED = [
+    *KINDS,
+    *(f"{kind}_lr_{lr:g}" for kind in _FLOATS for lr in RATES),
+    *(f"adamw_{lr:g}_{ADAMW_DECAYS[0]:g}" for lr in ADAMW_RATES),
+]
+_CONSTANT = ["paper", *_FLOATS, USUAL]
 
 
 def small(task: str, optimiser: str, lr: float, changes: Mapping[str, Any]) -> Recipe:
@@ -52,6 +62,13 @@ def small(task: str, optimiser: str, lr: float, changes: Mapping[str, Any]) -> R
         task=task, epochs=epochs, batch=batch, optimiser=optimiser, schedule="cosine", lr=lr, precision="float32",
         **changes,
     )  # fmt: skip
+
+
+def constant(name: str, recent: float | None = None) -> Recipe:
+    """The same at the rate it begins with, to the end; and, perhaps, with an average to evaluate."""
+    falling = get(name)
+    assert falling.lr is not None
+    return replace(falling, schedule=((0, falling.lr),), lr=None, recent=recent)
 
 
 for _task in BUDGETS:
@@ -66,3 +83,7 @@ for _task in BUDGETS:
             register(f"{_task}_adamw_{_lr:g}_{_decay:g}", partial(small, _task, "adamw", _lr, _changes))
     for _lr in SGD_RATES:
         register(f"{_task}_sgd_{_lr:g}", partial(small, _task, "sgd", _lr, {"arguments": {"momentum": 0.9}}))
+    for _kind in _CONSTANT:
+        register(f"{_task}_{_kind}_constant", partial(constant, f"{_task}_{_kind}"))
+    for _kind in _AVERAGED:
+        register(f"{_task}_{_kind}_recent", partial(constant, f"{_task}_{_kind}", RECENT))

@@ -18,6 +18,8 @@ KINDS = {
 }
 # In the learning-rate figure: all of these by the paper's rule, and the library's default.
 COMPARED = {**KINDS, "ours": "Madam, ours"}
+# How the rates of the learning-rate figure go on, by what their recipes are called: the paper's are constant.
+SCHEDULES = {"": "constant", "cosine": "cosine", "recent": "constant, weights averaged"}
 TASK_TITLES = {
     "digits": "Digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wikitext2": "WikiText-2",
     "cgan": "CIFAR-10 GAN", "imagenet": "ImageNet", "imagenette": "Imagenette (not ImageNet)",
@@ -29,7 +31,7 @@ _PLOTTED = {"wikitext2": ("validation perplexity", "perplexity"), "cgan": ("FID 
 def learning_rates(results: Results, task: str, schedule: str = "") -> str | None:
     """The paper's learning-rate figure for one task: best error over error, so that 1 marks the best learning rate.
 
-    Rates are constant, unless there is a ``schedule``.
+    ``schedule``: one of the ``SCHEDULES``.
     """
     series = []
     for kind, title in COMPARED.items():
@@ -44,7 +46,7 @@ def learning_rates(results: Results, task: str, schedule: str = "") -> str | Non
         return None
     return line_chart(
         series,
-        title=f"Which learning rate? {TASK_TITLES[task]}{f', {schedule}' if schedule else ''}",
+        title=f"Which learning rate? {TASK_TITLES[task]}{f', {SCHEDULES[schedule]}' if schedule else ''}",
         note="Best result of an optimiser over all learning rates / its result at this one; red crosses mark the best",
         x_label="learning rate",
         y_label="best / result",

@@ -37,7 +37,7 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
     )
     tables = [*TABLES.values(), *(make for group in more for make in group.values())]
     tasks = list(figures.TASK_TITLES)
-    rates = [figures.learning_rates(results, task, schedule) for task in tasks for schedule in ("", "cosine")]
+    rates = [figures.learning_rates(results, task, schedule) for task in tasks for schedule in figures.SCHEDULES]
     curves = [
         figures.clipping(results),
         *(figures.convergence(results, task) for task in tasks),
@@ -49,7 +49,8 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
         _section(
             "Which learning rate?",
             "Every optimiser was trained at five learning rates. The paper's claim is that Madam's red cross is at "
-            "0.01 on every task, with rates that stay constant. Ours is for rates that fall.",
+            "0.01 on every task, with rates that stay constant. Ours is for rates that fall, or for an average of the "
+            "weights.",
             rates,
         ),
         _section("Convergence", "", curves),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from madam_lab.report.figures import COMPARED, TASK_TITLES, by_rate
+from madam_lab.report.figures import COMPARED, SCHEDULES, TASK_TITLES, by_rate
 from madam_lab.report.numbers import Results
 from madam_lab.report.tables import Table
 
@@ -38,15 +38,15 @@ def plateau_table(results: Results) -> Table:
     """A row a task, a column an optimiser."""
     rows = []
     for task, title in TASK_TITLES.items():
-        for schedule in ("", "cosine"):
+        for schedule, how in SCHEDULES.items():
             found = [by_rate(results, task, kind, schedule) for kind in COMPARED]
             if any(found):
-                rows.append((f"{title}, {schedule or 'constant'}", *(_cell(each) for each in found)))
+                rows.append((f"{title}, {how}", *(_cell(each) for each in found)))
     note = (
         f"Decades of learning rates whose result is within {WORSE:g} times the best of the same optimiser, and the "
-        "best rate. Five rates a decade apart, constant, or falling to zero by a cosine; in between results are "
-        "interpolated, and where a rate at the grid's end is still good there may be more. Madam by the paper's rule, "
-        "and ours."
+        "best rate. Five rates a decade apart; they stay constant, or fall to zero by a cosine, or stay and what is "
+        "evaluated is an average of the weights. In between results are interpolated, and where a rate at the grid's "
+        "end is still good there may be more. Madam by the paper's rule, and ours."
     )
     return Table("How wide is the plateau?", note, ("", *COMPARED.values()), rows, rows)
 

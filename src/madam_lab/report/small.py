@@ -25,7 +25,20 @@ _OURS = {
     "ours_no_decay_12bit": "… 12 bits",
     "ours_no_decay_8bit": "… 8 bits",
 }
-_USUAL = "adamw_0.001_0.01"  # PyTorch's default
+# Columns of what there is without a schedule.
+_UNSCHEDULED = {
+    small.USUAL: "AdamW as it comes, cosine",
+    f"{small.USUAL}_constant": "… constant",
+    f"{small.USUAL}_recent": "… averaged",
+    "paper_recent": "the paper's Madam, averaged",
+    "ours": "Madam, cosine",
+    "ours_constant": "… constant",
+    "ours_recent": "… averaged",
+    "ours_no_decay": "Madam, weight_decay=0, cosine",
+    "ours_no_decay_constant": "… constant",
+    "ours_no_decay_recent": "… averaged",
+    "ours_no_decay_8bit_recent": "… averaged, 8 bits",
+}
 
 
 def small_table(results: Results) -> Table:
@@ -33,7 +46,7 @@ def small_table(results: Results) -> Table:
     rows, measured = [], []
     for task, title in TITLES.items():
         cells = [_best(results, names) for names in (_grid(task, "sgd"), _grid(task, "adamw"))]
-        cells += [_cell(results, f"{task}_{kind}") for kind in (_USUAL, *_OURS)]
+        cells += [_cell(results, f"{task}_{kind}") for kind in (small.USUAL, *_OURS)]
         rows.append((title, *cells))
         measured += [record for kind in _OURS for record in results.of(f"{task}_{kind}")]
     points = len(small.ADAMW_RATES) * len(small.ADAMW_DECAYS)
@@ -47,32 +60,52 @@ def small_table(results: Results) -> Table:
     return Table("Small tasks that the default was not chosen on", note, head, rows, measured)
 
 
+def unscheduled_table(results: Results) -> Table:
+    """A row a task: a constant rate, and an average of the weights, beside a schedule."""
+    rows, measured = [], []
+    for task, title in TITLES.items():
+        averaged = [f"{task}_adamw_{lr:g}_{small.ADAMW_DECAYS[0]:g}_recent" for lr in small.ADAMW_RATES]
+        rows.append((title, _best(results, averaged), *(_cell(results, f"{task}_{kind}") for kind in _UNSCHEDULED)))
+        measured += [r for kind in _UNSCHEDULED if small.USUAL not in kind for r in results.of(f"{task}_{kind}")]
+    note = (
+        "The same tasks at rates that stay constant, with and without an average of the weights "
+        "(`torchmadam.average(model)`), beside a cosine schedule. Tuned: the best of six rates of AdamW with such an "
+        "average and a decay of 0.01. Means of as many seeds as there are. Lower is better."
+    )
+    head = ("", "AdamW, tuned, averaged", *_UNSCHEDULED.values())
+    return Table("Without a schedule, on small tasks", note, head, rows, measured)
+
+
 def rates_table(results: Results) -> Table:
     """The best learning rate of each optimiser on each task; and the one that loses the least on the worst of them."""
-    kinds = [
-        {task: {lr: f"{task}_sgd_{lr:g}" for lr in small.SGD_RATES} for task in TITLES},
-        {task: {lr: f"{task}_adamw_{lr:g}_0.01" for lr in small.ADAMW_RATES} for task in TITLES},
-        *(
-            {task: {0.01: f"{task}_{own}", **{lr: f"{task}_{own}_lr_{lr:g}" for lr in small.RATES}} for task in TITLES}
-            for own in ("ours", "ours_no_decay")
-        ),
-    ]
+    kinds = [{task: {lr: f"{task}_sgd_{lr:g}" for lr in small.SGD_RATES} for task in TITLES}]
+    for end in ("", "_recent"):
+        kinds += [
+            {task: {lr: f"{task}_adamw_{lr:g}_0.01{end}" for lr in small.ADAMW_RATES} for task in TITLES},
+            *({task: _of_madam(f"{task}_{own}", end) for task in TITLES} for own in ("ours", "ours_no_decay")),
+        ]
     rows = [(title, *(_best_rate(results, kind[task]) for kind in kinds)) for task, title in TITLES.items()]
     rows.append(("one rate for all", *(_one_rate(results, list(kind.values())) for kind in kinds)))
     measured = [
         record
-        for kind in kinds[2:]
+        for kind in kinds
         for names in kind.values()
         for name in names.values()
+        if "_ours" in name
         for record in results.of(name)
     ]
     note = (
         "The best learning rate of each grid, by the first seed; AdamW's with a decay of 0.01, Madam's with its own of "
-        "0.2, and with none. Last, the one rate whose worst result, as a multiple of the best at any other, is the "
-        "least."
+        "0.2, and with none. With a cosine schedule; and at constant rates, with an average of the weights. Last, the "
+        "one rate whose worst result, as a multiple of the best at any other, is the least."
     )
-    head = ("", "SGD", "AdamW", "Madam", "Madam, weight_decay=0")
+    kind = ("AdamW", "Madam", "Madam, weight_decay=0")
+    head = ("", "SGD", *kind, *(f"{each}, averaged" for each in kind))
     return Table("Which learning rate, on small tasks?", note, head, rows, measured)
+
+
+def _of_madam(name: str, end: str) -> dict[float, str]:
+    return {0.01: f"{name}{end}", **{lr: f"{name}_lr_{lr:g}{end}" for lr in small.RATES}}
 
 
 def _one_rate(results: Results, tasks: Sequence[dict[float, str]]) -> str:
@@ -98,6 +131,7 @@ def _best(results: Results, names: Sequence[str]) -> str:
         return MISSING
     best = min(names, key=results.first)
     point = best.partition("_adamw_")[2] or best.partition("_sgd_")[2]
+    point = point.removesuffix("_recent")
     return f"{_cell(results, best)} at {point.replace('_', ', ')}"
 
 
@@ -113,4 +147,4 @@ def _cell(results: Results, name: str) -> str:
     return MISSING if mean is None else f"{mean:#.3g}" if mean < 10 else f"{mean:.1f}"
 
 
-TABLES = {"small": small_table, "small_rates": rates_table}
+TABLES = {"small": small_table, "small_rates": rates_table, "small_unscheduled": unscheduled_table}
