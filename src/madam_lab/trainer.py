@@ -28,6 +28,8 @@ from torchmadam.files import write_atomically
 # What a run has to remember of its own past, beside weights, optimiser and random numbers.
 _PROGRESS = ("epoch", "step", "seconds", "started", "devices", "curve", "codes", "trust", "best")
 _COMPILED = "CPU, compiled"
+# What an optimiser's groups have for a device, which those of a run that was begun on another one have otherwise.
+_FOR_A_DEVICE = ("lr", "fused", "foreach", "capturable", "compile")
 
 
 class Stopped(Exception):  # noqa: N818 (not an error: the run goes on another time)
@@ -314,8 +316,7 @@ class Run:
                 f"or remove it"
             )
         here = self.devices
-        # Runs used not to say where they were, and none was compiled on a CPU.
-        begun = state.get("devices", ["CPU"] if self.device.type == "cpu" else here)
+        begun = state.get("devices") or [_device_of(state, here[-1])]
         if {begun[-1], *here} == {"CPU", _COMPILED}:
             how = "with" if begun[-1] == _COMPILED else "without"
             raise ValueError(f"{self.checkpoint} was begun {how} --compile; go on {how} it, or remove the file")
@@ -323,6 +324,8 @@ class Run:
             self.provenance |= {"dirty": True, "source": "mixed"}  # other code began the run
         own = {name: self._own(state[name]) for name in ("random", "random_cuda", "sums")}
         self.model.load_state_dict(state["model"])
+        for saved, own_group in zip(state["optimiser"]["param_groups"], self.optimiser.param_groups, strict=True):
+            saved.update({name: own_group[name] for name in _FOR_A_DEVICE if name in own_group})
         self.optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(own["random"].cpu())
         if own["random_cuda"] is not None and self.device.type == "cuda":
@@ -347,6 +350,14 @@ class Run:
         if len(every) != self.ranks.world:
             raise ValueError(f"{self.checkpoint} was begun on {len(every)} processes; go on with as many, or remove it")
         return every[self.ranks.rank]
+
+
+def _device_of(state: dict[str, Any], here: str) -> str:
+    """Where a run was that did not say so yet."""
+    saved = state["random_cuda"]
+    if any(each is not None for each in (saved if isinstance(saved, list) else [saved])):
+        return "a GPU" if here in ("CPU", _COMPILED) else here
+    return _COMPILED if state.get("compiled") else "CPU"
 
 
 def _require_a_compiler() -> None:

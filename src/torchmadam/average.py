@@ -8,9 +8,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchmadam import shards
+from torchmadam.groups import unwrapped
 from torchmadam.ladder.convert import replace_tensors
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import require_module
+
+_FINE = 1000  # the least share of a mean is one of so many
 
 
 class Average:
@@ -35,8 +38,14 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Take the weights as they are now into the mean; call it after ``optimizer.step()``."""
+        if not torch.compiler.is_compiling() and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a CUDA graph would replay one update's share of the mean for ever; call update() after graph.replay()"
+            )
         self.count += 1
         share = self._share()
+        if share == 0:
+            return
         means, values = [], []
         for name, own in self._averaged().items():
             value = own.decode(torch.float32) if isinstance(own, LadderTensor) else own.to(_wide(own.dtype))
@@ -47,21 +56,28 @@ class Average:
                 values.append(value)
             else:  # at once, so that there is one copy at a time
                 self._means[name].lerp_(value, share)
-        if means:
+        if means and share == 1:  # in which nothing is left of what was before, even if it was not finite
+            torch._foreach_copy_(means, values)
+        elif means:
             torch._foreach_lerp_(means, values, share)
 
     def _share(self) -> float:
         """What the newest weights count, of 1."""
-        if self._recent is not None:
-            return min(1.0, 1 / (self._recent * self.count))
-        assert self._decay is not None
-        return max(1 - self._decay, 1 / self.count)  # until its memory is filled, all count alike
+        if self._recent is None:
+            assert self._decay is not None
+            return max(1 - self._decay, 1 / self.count)  # until its memory is filled, all count alike
+        memory = self._recent * self.count
+        # A memory of many thousands takes in every second, third, ... for two, three, ...: in float32 less than a
+        # thousandth of what weights are away from their mean would be lost.
+        every = max(1, int(memory / _FINE))
+        return min(1.0, every / memory) if self.count % every == 0 else 0.0
 
     @contextmanager
     def applied(self) -> Iterator[nn.Module]:
         """Inside this context the model computes with the mean; afterwards its own parameters are back, untouched.
 
-        It is for evaluation: what the model has inside needs no gradients, and a backward pass through it fails.
+        It is for evaluation: what the model has inside needs no gradients, and a backward pass through it fails. What
+        is to outlive the context, such as a state dict, is to be copied.
         """
         if not self._means:
             raise RuntimeError("there is no average yet; call update() after a step first")
@@ -87,22 +103,30 @@ class Average:
             if isinstance(module, _NormBase):
                 statistics = {"running_mean": module.running_mean, "running_var": module.running_var}
                 own |= {f"{prefix}.{name}".lstrip("."): s for name, s in statistics.items() if s is not None}
-        return own
+        return {unwrapped(name): tensor for name, tensor in own.items()}
 
     def state_dict(self) -> dict[str, object]:
-        """The mean and how many updates it has seen, in plain tensors."""
-        return {"count": self.count, "means": {name: mean.clone() for name, mean in self._means.items()}}
+        """The mean, how many updates it has seen and what it remembers of them, in plain tensors and numbers."""
+        means = {name: mean.clone() for name, mean in self._means.items()}
+        return {"count": self.count, "means": means, "recent": self._recent, "decay": self._decay}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         means, count = state["means"], state["count"]
         if not isinstance(means, dict) or not isinstance(count, int):
             raise ValueError("this is not the state of an average: it has no 'means' and 'count'")
+        means = {unwrapped(name): mean for name, mean in means.items()}
         own = self._averaged()
         shapes = {name: tensor.shape for name, tensor in own.items()}
         if means and {name: mean.shape for name, mean in means.items()} != shapes:
             raise ValueError(
                 "the average was taken of another model: names or shapes differ; load it into the same one"
+            )
+        taken = (state.get("recent", self._recent), state.get("decay", self._decay))  # which states used not to say
+        if taken != (self._recent, self._decay):
+            raise ValueError(
+                "the average was taken with recent={}, decay={}, and this one has recent={}, decay={}; make it with "
+                "the same".format(*taken, self._recent, self._decay)
             )
         self.count = count
         self._means = {name: mean.to(own[name].device, copy=True) for name, mean in means.items()}
@@ -127,8 +151,9 @@ def average(model: nn.Module, *, recent: float | None = None, decay: float | Non
     Args:
         model: what is trained.
         recent: how much of training so far the mean remembers, as a share of all updates; unless told otherwise 0.05.
-            The mean is exponential, and its memory grows with training: the t-th update counts 1 / (recent t), or
-            all where that is more. 1.0 weighs all updates alike.
+            The mean is exponential, and its memory grows with training: the t-th update counts 1 / (recent t), and
+            the first 1 / recent are no more than the last weights. 1.0 weighs all updates alike. Update every step, or
+            every tenth; where that is once an epoch take 1.0.
         decay: instead, the decay an update of an ordinary exponential average, such as 0.999.
 
     ``torch.optim.swa_utils.AveragedModel`` averages parameters in place, and codes cannot be averaged in place. This

@@ -4,6 +4,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 
 def are_on(device: torch.device) -> bool:
@@ -21,11 +22,16 @@ def doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if are_on(tensor.device) else tensor.cpu().double()
 
 
-@torch.compiler.assume_constant_result
-@functools.cache
+@torch.compiler.assume_constant_result  # of which Dynamo takes no notice where it is below a cache
 def _answers(device: torch.device) -> bool:
+    return _tried(device)
+
+
+@functools.cache
+def _tried(device: torch.device) -> bool:
     # There is no list of such devices to go by, and new kinds come as plug-ins.
     try:
-        return float(torch.full((), 4.0, dtype=torch.float64, device=device).sqrt()) == 2.0
+        with unset_fake_temporarily():  # in which nothing has a value, and an answer would be kept that is of no device
+            return float(torch.full((), 4.0, dtype=torch.float64, device=device).sqrt()) == 2.0
     except (RuntimeError, TypeError):
         return False

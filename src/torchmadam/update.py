@@ -94,7 +94,8 @@ def madam_(
         if weight_decay:
             # As exact as the weights are, whatever PyTorch's default dtype is.
             wide = doubles.widest(param.device)
-            factor = torch.exp(torch.full((), -weight_decay, dtype=wide, device=param.device) * lr)
+            rate = lr.to(wide) if isinstance(lr, Tensor) else lr
+            factor = torch.exp(torch.full((), -weight_decay, dtype=wide, device=param.device) * rate)
         corrections = _corrections(steps[i], momentum, beta, bias_correction)
 
         phase = moment8.phase(streams[i], steps[i]) if exponents or means else None

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from torchmadam import (
@@ -84,6 +85,19 @@ def test_the_device_refuses_float64_and_other_devices_tensors(there):
     assert doubles.doubled(x).dtype == torch.float64
 
 
+def test_whether_there_is_float64_is_a_constant_to_the_compiler():
+    doubles._tried.cache_clear()
+    told = torch.compile(lambda x: x + doubles._answers(x.device), backend="eager", fullgraph=True)
+    assert told(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_whether_there_is_float64_is_not_asked_of_fake_tensors():
+    doubles._tried.cache_clear()
+    with FakeTensorMode():
+        assert doubles._answers(torch.device("cpu"))
+    assert doubles._answers(torch.device("cpu"))
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_floats_train_as_on_the_cpu(rule, dtype, there):
@@ -120,11 +134,12 @@ def test_codes_train_as_on_the_cpu(ladder, rule, there):
     assert same >= 0.99 * total
 
 
-@pytest.mark.parametrize("where", ["cpu", "there"])
-def test_a_learning_rate_may_be_a_tensor(where, there):
+@pytest.mark.parametrize(("where", "dtype"), [("cpu", torch.float32), ("cpu", torch.float64), ("there", torch.float32)])
+def test_a_learning_rate_may_be_a_tensor(where, dtype, there):
     here, moved = network(), network().to(there)
     ours = Madam(here.named_parameters())
-    theirs = Madam(moved.named_parameters(), lr=torch.tensor(0.01).to(there if where == "there" else "cpu"))
+    lr = torch.tensor(0.01, dtype=dtype).to(there if where == "there" else "cpu")
+    theirs = Madam(moved.named_parameters(), lr=lr)
     assert train(moved, theirs) == pytest.approx(train(here, ours), rel=1e-5)
 
 

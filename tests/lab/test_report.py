@@ -523,25 +523,30 @@ def test_the_plateau_table_has_the_best_rate_and_nothing_of_a_kind_that_never_fi
     assert "Madam, ours" not in figures.learning_rates(Results(folder), "digits")
 
 
-def test_rates_that_fall_have_a_row_and_a_figure_of_their_own(folder):
+@pytest.mark.parametrize(
+    ("schedule", "how"), [("cosine", "Digits, cosine"), ("recent", "Digits, constant, weights averaged")]
+)
+def test_rates_that_fall_or_are_averaged_have_a_row_and_a_figure_of_their_own(schedule, how, folder):
     from madam_lab.report.plateau import plateau_table
 
-    for record in learning_rates("ours_cosine", 60.0, 5.0, 2.5, 2.75, 30.0):
+    for record in learning_rates(f"ours_{schedule}", 60.0, 5.0, 2.5, 2.75, 30.0):
         records.write(record, folder)
     rows = {row[0]: row[1:] for row in plateau_table(Results(folder)).rows}
-    assert list(rows) == ["Digits, constant", "Digits, cosine"]
-    assert rows["Digits, cosine"][-1].endswith(", at 0.01")
-    assert set(rows["Digits, cosine"][:-1]) == {"missing"}
-    svg = figures.learning_rates(Results(folder), "digits", "cosine")
+    assert list(rows) == ["Digits, constant", how]
+    assert rows[how][-1].endswith(", at 0.01")
+    assert set(rows[how][:-1]) == {"missing"}
+    svg = figures.learning_rates(Results(folder), "digits", schedule)
     crosses = [c[0].text for c in ET.fromstring(svg).findall(f".//{SVG}path[@class='cross']")]
     assert crosses == ["Madam, ours: 2.5 at 0.01"]
-    assert "Digits, cosine" in svg
+    assert how in svg
 
 
-def test_falling_rates_change_nothing_but_the_schedule():
+def test_falling_rates_change_nothing_but_the_schedule_and_averages_nothing_at_all():
     for name in ("cifar10_lr_sgd_0.1", "digits_lr_ours_0.01", "wikitext2_lr_adam_0.001"):
         constant, rate = recipes.get(name), name.rpartition("_")[2]
         falling = recipes.get(name.removesuffix(rate) + "cosine_" + rate)
         assert (falling.schedule, falling.lr) == ("cosine", float(rate))
         like = {"schedule": constant.schedule, "lr": constant.lr, "name": constant.name, "paper": constant.paper}
         assert replace(falling, **like) == constant
+        averaged = recipes.get(name.removesuffix(rate) + "recent_" + rate)
+        assert averaged.settings() == {**constant.settings(), "recent": 0.05}

@@ -298,16 +298,53 @@ def checkpoint_of(recipe, folder, change):
     torch.save(state, begun.checkpoint)
 
 
-def test_a_checkpoint_from_before_runs_said_where_they_were_was_not_compiled(tmp_path, monkeypatch):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_checkpoint_from_before_runs_said_where_they_were_goes_on_as_it_was_begun(compiled, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(trainer, "_require_a_compiler", lambda: None)
     recipe = small("digits_sgd")
-    checkpoint_of(recipe, tmp_path, lambda state: state.pop("devices"))
-    other = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU, compiled=True)
-    with pytest.raises(ValueError, match="without --compile"):
+
+    def older(state):
+        del state["devices"]
+        if compiled:
+            state["compiled"] = True
+
+    checkpoint_of(recipe, tmp_path, older)
+    other = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU, compiled=not compiled)
+    with pytest.raises(ValueError, match="begun with --compile" if compiled else "without --compile"):
         other.train(Limits(), Progress("", 1, quiet=True))
-    same_way = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU)
-    assert same_way.train(Limits(), Progress("", 1, quiet=True))["device"] == "CPU"
+    same_way = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU, compiled=compiled)
+    record = same_way.train(Limits(), Progress("", 1, quiet=True))
+    assert record["device"] == ("CPU, compiled" if compiled else "CPU")
+
+
+def test_a_checkpoint_of_a_gpu_that_did_not_say_so_is_one(tmp_path):
+    def older(state):
+        del state["devices"]
+        state["random_cuda"] = [torch.zeros(16, dtype=torch.uint8)]
+
+    recipe = small("digits_sgd")
+    checkpoint_of(recipe, tmp_path, older)
+    run = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU)
+    assert run.train(Limits(), Progress("", 1, quiet=True))["device"] == "a GPU, then CPU"
+
+
+@pytest.mark.parametrize(("name", "changed"), [("digits_sgd", {}), ("digits_adam", {"capturable": True})])
+def test_a_run_that_goes_on_elsewhere_has_the_optimiser_of_that_place(name, changed, tmp_path, monkeypatch):
+    """As on a GPU, where the learning rate is a tensor that a captured graph reads."""
+    recipe = small(name)
+    checkpoint_of(recipe, tmp_path, lambda state: None)
+    run = Run(recipe, 0, folder=tmp_path / "runs", results=tmp_path, device=CPU)
+    (group,) = run.optimiser.param_groups
+    group |= {"lr": torch.tensor(0.5), "fused": True, **changed}
+    run._restore()
+    (group,) = run.optimiser.param_groups
+    assert isinstance(group["lr"], torch.Tensor)
+    assert group["fused"]
+    assert all(group[key] == value for key, value in changed.items())
+    lr = group["lr"]
+    run.stepper.set_lr(0.25)
+    assert lr == 0.25
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -519,6 +556,7 @@ def test_a_record_is_not_held_against_a_history_that_is_not_there(monkeypatch, t
         records.commit_with.cache_clear()
         assert records.knows_commits() == knows
         assert is_traceable(changed) == (not knows)
+        assert not is_traceable({"dirty": True, "source": "mixed"})
     records.knows_commits.cache_clear()
     records.commit_with.cache_clear()
 

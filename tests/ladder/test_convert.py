@@ -354,6 +354,90 @@ def test_an_exponential_average_forgets_and_survives_a_save():
         torchmadam.average(nn.Linear(2, 2)).load_state_dict(mean.state_dict())
 
 
+def one_weight(recent):
+    model = nn.Linear(1, 1, bias=False)
+    mean = torchmadam.average(model, recent=recent)
+
+    def take(value):
+        with torch.no_grad():
+            model.weight.fill_(value)
+        mean.update()
+
+    def found():
+        with mean.applied():
+            return model.weight.item()
+
+    return mean, take, found
+
+
+@pytest.mark.parametrize("recent", [0.05, 1.0])
+def test_a_memory_of_millions_follows_what_moves_by_a_thousandth(recent):
+    mean, take, found = one_weight(recent)
+    take(1.0)
+    mean.count = t = 1_000_000
+    exact, generator = 1.0, torch.Generator().manual_seed(0)
+    for value in (1.001 + 0.001 * torch.randn(3000, generator=generator)).tolist():
+        t += 1
+        take(value)
+        exact += (value - exact) / (recent * t)
+    # float32 itself has 6e-8 there, a share of one in 50,000 would lose most of the way, and one in a million all
+    assert found() - 1 == pytest.approx(exact - 1, rel=0.1 if recent < 1 else 0.4)
+    assert exact - 1 > (5e-5 if recent < 1 else 2e-6)
+
+
+def test_a_mean_forgets_what_was_not_finite_before_it_was_one():
+    _, take, found = one_weight(0.05)
+    for value in (1.0, math.nan, 2.0):
+        take(value)
+    assert found() == 2.0
+
+
+def test_the_state_of_an_average_says_what_it_remembers_and_is_that_of_a_wrapped_model(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    mean = torchmadam.average(torch.compile(model, backend="eager"), recent=0.3)
+    mean.update()
+    torch.save(mean.state_dict(), tmp_path / "mean.pt")
+    state = torch.load(tmp_path / "mean.pt")
+    plain = torchmadam.average(model, recent=0.3)
+    plain.load_state_dict(state)
+    assert plain.count == 1
+    for other in ({"decay": 0.9}, {}):
+        with pytest.raises(ValueError, match=r"recent=0\.3"):
+            torchmadam.average(model, **other).load_state_dict(state)
+    earlier = {"count": 1, "means": {f"_orig_mod.{name}": value for name, value in state["means"].items()}}
+    torchmadam.average(model, decay=0.999).load_state_dict(earlier)
+
+
+def test_a_cuda_graph_is_refused(monkeypatch):
+    mean, take, _ = one_weight(0.05)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"after graph\.replay"):
+        take(1.0)
+    assert mean.count == 0
+
+
+def test_the_mean_of_codes_goes_into_a_file_as_codes(tmp_path):
+    torch.manual_seed(0)
+    model = to_ladder_(net(), "signed8")
+    optimizer, mean = Madam(model.parameters()), torchmadam.average(model)
+    for t in range(30):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(t))
+        optimizer.step()
+        mean.update()
+    with mean.applied():
+        kept = copy.deepcopy(model)
+        expected = [p.detach().clone() for p in model.parameters()]
+    to_ladder_(kept, bits=8, init="nearest")
+    torchmadam.save(kept, tmp_path / "mean.safetensors")
+    fresh = torchmadam.load(tmp_path / "mean.safetensors", net())
+    for p, wanted in zip(fresh.parameters(), expected, strict=True):
+        assert isinstance(p, LadderTensor)
+        half = math.asinh(5) / 127 * math.sqrt(1 + 5**2) / 5 / 2  # of what is between the uppermost rungs
+        assert (p.decode() - wanted).abs().max() <= half * wanted.abs().max()
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [
@@ -370,20 +454,17 @@ def test_an_average_has_one_memory_that_can_work(told, message):
 
 @pytest.mark.parametrize("recent", [None, 0.05, 0.3])
 def test_the_memory_of_an_average_grows_with_training(recent):
-    model = nn.Linear(1, 1, bias=False)
-    mean, told, values = torchmadam.average(model, recent=recent), recent or 0.05, []
+    _, take, found = one_weight(recent)
+    told, values = recent or 0.05, []
     for t in range(1, 401):
-        with torch.no_grad():
-            model.weight.fill_(math.sin(t * t))
-        mean.update()
-        values.append(model.weight.item())
+        values.append(math.sin(t * t))
+        take(values[-1])
         if t in (1, 3, 20, 21, 100, 400):
             shares = [min(1.0, 1 / (told * s)) for s in range(1, t + 1)]
             left = [math.prod(1 - later for later in shares[s + 1 :]) for s in range(t)]
             assert sum(share * rest for share, rest in zip(shares, left, strict=True)) == pytest.approx(1)
             expected = sum(v * share * rest for v, share, rest in zip(values, shares, left, strict=True))
-            with mean.applied():
-                assert model.weight.item() == pytest.approx(expected, abs=1e-6)
+            assert found() == pytest.approx(expected, abs=1e-6)
     age = sum((400 - s) * share * rest for s, (share, rest) in enumerate(zip(shares, left, strict=True), 1))
     assert age == pytest.approx(told / (1 + told) * 400, rel=0.06)  # of what it remembers, on average
 

@@ -96,9 +96,13 @@ def has_diverged(record: dict[str, Any]) -> bool:
 def is_traceable(record: dict[str, Any]) -> bool:
     """Whether a commit holds the code that made this record: the one it names, or one with the same source.
 
-    True as well where there are no commits to ask: nothing is known against it.
+    True as well where there are no commits to ask: nothing is known against it, unless it was made by several sources.
     """
-    return not record["dirty"] or not records.knows_commits() or records.commit_with(record["source"]) is not None
+    if not record["dirty"]:
+        return True
+    if record["source"] == "mixed":
+        return False
+    return not records.knows_commits() or records.commit_with(record["source"]) is not None
 
 
 def paper_cell(paper: recipes.Paper | None, which: str = "test") -> str:
