@@ -55,11 +55,9 @@ class Average:
                 means.append(self._means[name])
                 values.append(value)
             else:  # at once, so that there is one copy at a time
-                self._means[name].lerp_(value, share)
-        if means and share == 1:  # in which nothing is left of what was before, even if it was not finite
-            torch._foreach_copy_(means, values)
-        elif means:
-            torch._foreach_lerp_(means, values, share)
+                _take([self._means[name]], [value], share)
+        if means:
+            _take(means, values, share)
 
     def _share(self) -> float:
         """What the newest weights count, of 1."""
@@ -163,6 +161,13 @@ def average(model: nn.Module, *, recent: float | None = None, decay: float | Non
     """
     require_module(model, "average")
     return Average(model, 0.05 if recent is None and decay is None else recent, decay)
+
+
+def _take(means: list[Tensor], values: list[Tensor], share: float) -> None:
+    if share == 1:  # nothing is left of what was before, even if it was not finite
+        torch._foreach_copy_(means, values)
+    else:
+        torch._foreach_lerp_(means, values, share)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -354,8 +354,8 @@ def test_an_exponential_average_forgets_and_survives_a_save():
         torchmadam.average(nn.Linear(2, 2)).load_state_dict(mean.state_dict())
 
 
-def one_weight(recent):
-    model = nn.Linear(1, 1, bias=False)
+def one_weight(recent, dtype=torch.float32):
+    model = nn.Linear(1, 1, bias=False, dtype=dtype)
     mean = torchmadam.average(model, recent=recent)
 
     def take(value):
@@ -385,8 +385,9 @@ def test_a_memory_of_millions_follows_what_moves_by_a_thousandth(recent):
     assert exact - 1 > (5e-5 if recent < 1 else 2e-6)
 
 
-def test_a_mean_forgets_what_was_not_finite_before_it_was_one():
-    _, take, found = one_weight(0.05)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_forgets_what_was_not_finite_before_it_was_one(dtype):
+    _, take, found = one_weight(0.05, dtype)
     for value in (1.0, math.nan, 2.0):
         take(value)
     assert found() == 2.0
