@@ -104,6 +104,14 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
             ("constant_recent", {"schedule": "constant", "lr": None, "recent": RECENT}),
         )
     },
+    # Without decay, which an average does not need on small tasks.
+    "crossing_1_bound_5_momentum": {"arguments": {**OURS, "weight_decay": 0.0}},
+    "crossing_1_bound_5_momentum_constant_recent": {
+        "arguments": {**OURS, "weight_decay": 0.0},
+        "schedule": "constant",
+        "lr": None,
+        "recent": RECENT,
+    },
     "crossing_5_bound_none_decay_0.2_momentum": {"arguments": {**OURS, "crossing": 5.0, "bound": None}},
     f"{OURS_NAMED['8 bits']}_nearest": {
         "ladder": LadderFormat.preset("signed8"),

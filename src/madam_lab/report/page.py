@@ -89,7 +89,9 @@ def page(results: Results, *, title: str = "torchmadam: what was measured") -> s
 
 
 def _is_main(name: str) -> bool:
-    return "_trust" not in name and ("_lr_" not in name or name.endswith("_0.01"))
+    if name.startswith("small_") or "_trust" in name:
+        return False
+    return "_lr_" not in name or name.endswith("_0.01")
 
 
 def _section(title: str, text: str, charts: Sequence[str | None]) -> str:
