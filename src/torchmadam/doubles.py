@@ -22,9 +22,13 @@ def doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if are_on(tensor.device) else tensor.cpu().double()
 
 
-@torch.compiler.assume_constant_result  # of which Dynamo takes no notice where it is below a cache
 def _answers(device: torch.device) -> bool:
     return _tried(device)
+
+
+# As torch.compiler.assume_constant_result would, which imports the whole compiler with this module. Not on the cached
+# function itself: Dynamo looks through caches, and takes no notice there.
+_answers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
