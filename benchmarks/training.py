@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from madam_lab import recipes
 from madam_lab.looks import step_looked_at
 from madam_lab.models.resnet import ResNet18
+from madam_lab.optimisers import build_optimiser
 from madam_lab.recipes import Recipe
-from madam_lab.stepping import Stepper, build_optimiser, settle
+from madam_lab.stepping import Stepper, settle
 from madam_lab.tasks.task import Batch, Task, classification_sums, error_percent
 from torchmadam import to_ladder_
 

@@ -1,18 +1,17 @@
 """One training step, plain or compiled on a CPU; compiled and captured as a CUDA graph on a GPU."""
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from madam_lab import ranks
+from madam_lab import optimisers, ranks
 from madam_lab.recipes import Recipe
 from madam_lab.tasks.task import Batch, Task
-from torchmadam import LadderTensor, Madam, average, compile_options
+from torchmadam import LadderTensor, average, compile_options
 from torchmadam.theory import TrustMonitor
 
 _Grads = list[tuple[Tensor, Tensor | None]]
@@ -26,42 +25,6 @@ def settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.deterministic = True
-
-
-def build_optimiser(
-    recipe: Recipe, model: nn.Module, device: torch.device, compiled: bool = False
-) -> torch.optim.Optimizer:
-    """The recipe's optimiser. On a GPU its learning rate is a tensor there, so that a captured step can follow it.
-
-    Madam's arguments are what differs from the paper's. ``compiled``: a CPU steps in one pass over memory, too.
-    """
-    first, on_gpu = recipe.lr_at(0.0), device.type == "cuda"
-    lr: Any = torch.tensor(first, device=device) if on_gpu else first
-    fast: dict[str, Any] = {"fused": True} if on_gpu or compiled else {}
-    named = list(model.named_parameters())
-    if recipe.optimiser == "madam":
-        conversions = ("bound", "zero_scale") if recipe.ladder is not None else ()  # which to_ladder_ had
-        arguments = {name: value for name, value in recipe.arguments.items() if name not in conversions}
-        optimiser = Madam.paper(named, lr=lr, compile=compiled and not on_gpu, **arguments)
-        if recipe.floor is not None:
-            optimiser.register_step_post_hook(functools.partial(_lift, floor=recipe.floor))
-        return optimiser
-    if recipe.optimiser == "sgd":
-        return torch.optim.SGD(named, lr=lr, **fast, **recipe.arguments)
-    if recipe.optimiser in ("adam", "adamw"):
-        kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
-        fast |= {"capturable": True} if on_gpu else {}
-        return kind(named, lr=lr, **fast, **recipe.arguments)
-    raise ValueError(f"optimiser {recipe.optimiser!r} is unknown; use sgd, adam, adamw or madam")
-
-
-@torch.no_grad()
-def _lift(optimiser: torch.optim.Optimizer, *_: Any, floor: float) -> None:
-    """After a step, no weight is smaller than a share of its tensor's clamp; zeros stay."""
-    for group in optimiser.param_groups:
-        for p in (p for p in group["params"] if p.grad is not None):
-            least = optimiser.state[p]["scale"] * (group["bound"] or 1.0) * floor
-            p.copy_(torch.where(p == 0, p, torch.copysign(p.abs().clamp(min=least), p)))
 
 
 class Move(nn.Module):
@@ -101,6 +64,7 @@ class Stepper:
         if self.average is not None and self.ranks.are_many:
             raise ValueError(f"{recipe.name}: an average is of one process's weights and statistics; train in one")
         players = task.players(model)
+        self._captures = self.on_gpu and not self.ranks.are_many and optimisers.is_capturable(recipe)
         self._trained: Any = self.ranks.wrapped(model) if len(players) == 1 else model
         self.sums = torch.zeros(3, device=task.device)
         self._autocast = (self.on_gpu or compiled) and recipe.precision == "bf16"
@@ -138,7 +102,7 @@ class Stepper:
             self.average.update()
 
     def _step(self, batch: Batch, monitor: TrustMonitor | None) -> None:
-        if not self.on_gpu or self.ranks.are_many:
+        if not self._captures:
             self._run(batch)
             return
         shape = tuple(batch[0].shape)
@@ -228,7 +192,7 @@ class Stepper:
 
     def averaged(self) -> AbstractContextManager[object]:
         """Inside it the model has the weights that it is evaluated with."""
-        return nullcontext() if self.average is None else self.average.applied()
+        return optimisers.evaluating(self.optimiser) if self.average is None else self.average.applied()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

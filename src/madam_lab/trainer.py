@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from madam_lab import looks, png, ranks, records
+from madam_lab import looks, optimisers, png, ranks, records
 from madam_lab.progress import Progress
 from madam_lab.recipes import Recipe
 from madam_lab.scales import borrowing
-from madam_lab.stepping import Stepper, build_optimiser, settle
+from madam_lab.stepping import Stepper, settle
 from madam_lab.tasks import TASKS
 from madam_lab.tasks.task import Batch
 from torchmadam import save, to_ladder_
@@ -124,7 +124,7 @@ class Run:
         self.model.to(self.device)
         self.keep = keep
         with _named(recipe, "arguments"):
-            self.optimiser = build_optimiser(recipe, self.model, self.device, self.compiled)
+            self.optimiser = optimisers.build_optimiser(recipe, self.model, self.device, self.compiled)
         self.stepper = Stepper(recipe, self.task, self.model, self.optimiser, self.compiled)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.devices = [self._device_name()]  # one after the other
@@ -196,7 +196,7 @@ class Run:
             point["valid"] = self.stepper.evaluate("valid")
             if self.best is None or point["valid"] < self.best["valid"]:
                 state = copy.deepcopy(self.model.state_dict())
-                self.best = {"valid": point["valid"], "epoch": self.epoch, "model": state, **self._average()}
+                self.best = {"valid": point["valid"], "epoch": self.epoch, "model": state, **self._beside()}
         elif self.epoch % every == 0 or self.epoch == self.recipe.epochs:
             point |= self.stepper.scores(self.task.evaluated)
         if self.epoch in _snapshots(self.recipe.epochs):
@@ -211,7 +211,7 @@ class Run:
         test: float | None = None
         if not diverged and self.best is not None:
             self.model.load_state_dict(self.best["model"])
-            self._set_average(self.best)
+            self._set_beside(self.best)
             test = self.stepper.evaluate("test")
         elif not diverged:
             test = self.curve[-1]["test"]
@@ -240,6 +240,7 @@ class Run:
             "started": self.started,
             "device": self.ranks.on(", then ".join(self.devices)),
             **self.provenance,
+            "versions": self.provenance["versions"] | optimisers.versions(self.recipe),
         }
         if self.recipe.monitor is not None:
             record["trust"] = self.trust
@@ -290,7 +291,7 @@ class Run:
             ),
             "sums": self.ranks.gathered(self.stepper.sums.cpu()),
             **{name: getattr(self, name) for name in _PROGRESS},
-            **self._average(),
+            **self._beside(),
         }
         if not self.ranks.is_first:
             return
@@ -331,18 +332,24 @@ class Run:
         if own["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(own["random_cuda"].cpu(), self.device)
         self.stepper.sums.copy_(own["sums"])
-        self._set_average(state)
+        self._set_beside(state)
         for name in _PROGRESS:
             setattr(self, name, state.get(name, getattr(self, name)))  # a run may have begun before there was such
         self.devices = begun if begun[-1:] == here else [*begun, *here]
 
-    def _average(self) -> dict[str, Any]:
-        """The average of the weights, as a part of what is saved, if the recipe has one."""
-        return {} if self.stepper.average is None else {"average": self.stepper.average.state_dict()}
+    def _beside(self) -> dict[str, Any]:
+        """What the model is evaluated with, beside its weights, as a part of what is saved."""
+        if self.stepper.average is not None:
+            return {"average": self.stepper.average.state_dict()}
+        if optimisers.evaluates_elsewhere(self.optimiser):
+            return {"optimiser": copy.deepcopy(self.optimiser.state_dict())}
+        return {}
 
-    def _set_average(self, saved: dict[str, Any]) -> None:
+    def _set_beside(self, saved: dict[str, Any]) -> None:
         if self.stepper.average is not None:
             self.stepper.average.load_state_dict(saved["average"])
+        elif optimisers.evaluates_elsewhere(self.optimiser):
+            self.optimiser.load_state_dict(saved["optimiser"])
 
     def _own(self, saved: Any) -> Any:
         """What is this rank's of what every rank has for itself; runs used to have one process, and no list."""

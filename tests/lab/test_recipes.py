@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from madam_lab import queue, recipes, records
+from madam_lab.optimisers import build_optimiser
 from madam_lab.recipes import PAPER
-from madam_lab.stepping import build_optimiser
 from torchmadam import LadderFormat, Madam, to_ladder_
 
 TASKS = ("cifar10", "cifar100", "wikitext2")

@@ -15,7 +15,14 @@ from madam_lab import recipes, records
 from madam_lab.models import small as models
 from madam_lab.progress import Progress
 from madam_lab.report.numbers import Results
-from madam_lab.report.small import TITLES, rates_table, small_table, unscheduled_table
+from madam_lab.report.small import (
+    TITLES,
+    rates_table,
+    small_table,
+    unbounded_table,
+    unscheduled_table,
+    untuned_table,
+)
 from madam_lab.tasks import TASKS, digits
 from madam_lab.tasks.small import SMALL
 from madam_lab.trainer import Limits, Run
@@ -172,6 +179,32 @@ def test_an_average_takes_the_place_of_a_schedule_and_nothing_else_changes(kind)
     assert averaged == {**falling, "schedule": [[0, falling["lr"]]], "lr": None, "recent": 0.05}
     # The library's own, which the advice is about.
     assert torchmadam.average(nn.Linear(1, 1))._recent == 0.05
+
+
+def test_who_does_not_tune_is_told_how_far_from_the_best_each_may_end(tmp_path):
+    kinds = ("prodigy", "schedule_free_adamw", "schedule_free_radam", "adamw_0.001_0.01", "ours", "ours_no_decay")
+    for i, task in enumerate(TITLES):
+        for j, kind in enumerate((*kinds, "ours_no_decay_recent")):
+            records.write(made(f"{task}_{kind}", 0, 20.0 + j + (50 if (i, j) == (3, 0) else 0)), tmp_path)
+    table = untuned_table(Results(tmp_path))
+    assert table.rows[3][1:4] == ("70.0", "21.0", "22.0")
+    assert table.rows[-1][1:] == ("3.33", "1.05", "1.10", "1.15", "1.20", "1.25", "1.30")
+    (tmp_path / f"{next(iter(TITLES))}_prodigy" / "0.json").unlink()
+    assert untuned_table(Results(tmp_path)).rows[-1][1:] == ("missing",) * 7
+
+
+def test_without_a_bound_the_zone_is_the_defaults_and_nothing_else_changes(tmp_path):
+    for name in recipes.small.BUDGETS:
+        for kind in ("ours", "ours_no_decay"):
+            bounded, free = (recipes.get(f"{name}_{kind}{end}") for end in ("", "_no_bound"))
+            zone = bounded.arguments["crossing"] * bounded.arguments["bound"]
+            assert free.settings() == {
+                **bounded.settings(),
+                "arguments": {**bounded.arguments, "bound": None, "crossing": zone},
+            }
+    records.write(made("small_vae_ours_no_bound", 0, 24.5), tmp_path)
+    row = next(row for row in unbounded_table(Results(tmp_path)).rows if "variational" in row[0])
+    assert row[1:] == ("missing", "24.5", "missing", "missing")
 
 
 def held_digits():

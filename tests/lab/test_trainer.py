@@ -51,6 +51,9 @@ def same(a, b):
     [
         "digits_madam_signed8",
         "digits_adam",
+        "digits_60e_prodigy",
+        "digits_60e_schedule_free_radam",
+        "wikitext2_20e_schedule_free_adamw",
         "wikitext2_madam_12bit",
         "wikitext2_20e_crossing_1_average",
         "cifar10_100e_crossing_1_average",

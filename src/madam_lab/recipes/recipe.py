@@ -11,6 +11,7 @@ from typing import Any
 from madam_lab.recipes.paper import PAPER, Paper
 from torchmadam import LadderFormat
 
+OPTIMISERS = ("sgd", "adam", "adamw", "madam", "prodigy", "schedule_free_adamw", "schedule_free_radam")
 # The learning rate from an epoch on, counted from 0: ((0, 0.01), (100, 0.001)).
 Steps = tuple[tuple[int, float], ...]
 
@@ -22,7 +23,7 @@ class Recipe:
     Attributes:
         task: of :mod:`madam_lab.tasks`.
         epochs, batch: the budget.
-        optimiser: "sgd", "adam", "adamw" or "madam".
+        optimiser: one of ``OPTIMISERS``.
         schedule: the learning rate, as steps; "cosine" or "linear" goes from ``lr`` to zero.
         lr: the learning rate that "cosine" and "linear" start from; with steps, none.
         arguments: of the optimiser, the learning rate apart.
@@ -73,7 +74,7 @@ class Recipe:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
-        for name, known in (("precision", ("bf16", "float32")), ("optimiser", ("sgd", "adam", "adamw", "madam"))):
+        for name, known in (("precision", ("bf16", "float32")), ("optimiser", OPTIMISERS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
         for name in ("arguments", "conversion", "model"):

@@ -40,6 +40,11 @@ KINDS: dict[str, Mapping[str, Any]] = {
         for bits in (12, 8)
     },
 }
+# The same zone around zero, and nothing to be clamped at: weights that have to grow can.
+UNBOUNDED = {
+    f"{kind}_no_bound": {"arguments": {**arguments, "crossing": OURS["crossing"] * OURS["bound"], "bound": None}}
+    for kind, arguments in _FLOATS.items()
+}
 # Of both; 0.01 is `ours` and `ours_no_decay` themselves. Grids of rates reach to where the best of a task is inside,
 # but for SGD on the autoencoder; of AdamW's decays the lower one, PyTorch's, is always the better.
 RATES = (0.001, 0.003, 0.03, 0.1, 0.3)
@@ -72,7 +77,7 @@ def constant(name: str, recent: float | None = None) -> Recipe:
 
 
 for _task in BUDGETS:
-    for _kind, _changes in KINDS.items():
+    for _kind, _changes in {**KINDS, **UNBOUNDED}.items():
         register(f"{_task}_{_kind}", partial(small, _task, "madam", 0.01, _changes))
     for _kind in _FLOATS:
         for _lr in RATES:

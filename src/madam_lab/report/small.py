@@ -39,6 +39,22 @@ _UNSCHEDULED = {
     "ours_no_decay_recent": "… averaged",
     "ours_no_decay_8bit_recent": "… averaged, 8 bits",
 }
+# Columns of those that say they need no tuning, and of ours.
+_UNTUNED = {
+    "prodigy": "Prodigy",
+    "schedule_free_adamw": "Schedule-Free AdamW",
+    "schedule_free_radam": "Schedule-Free RAdam",
+    small.USUAL: "AdamW as it comes",
+    "ours": "Madam",
+    "ours_no_decay": "Madam, weight_decay=0",
+    "ours_no_decay_recent": "… constant and averaged",
+}
+_UNBOUNDED = {
+    "ours": "Madam",
+    "ours_no_bound": "… no bound",
+    "ours_no_decay": "Madam, weight_decay=0",
+    "ours_no_decay_no_bound": "… no bound",
+}
 
 
 def small_table(results: Results) -> Table:
@@ -74,6 +90,38 @@ def unscheduled_table(results: Results) -> Table:
     )
     head = ("", "AdamW, tuned, averaged", *_UNSCHEDULED.values())
     return Table("Without a schedule, on small tasks", note, head, rows, measured)
+
+
+def untuned_table(results: Results) -> Table:
+    """A row a task: optimisers as they come; and how far each is from the best of them, at the worst."""
+    rows = [(title, *(_cell(results, f"{task}_{kind}") for kind in _UNTUNED)) for task, title in TITLES.items()]
+    rows.append(("the worst, as a multiple of the row's best", *_worst(results)))
+    measured = [r for task in TITLES for kind in _UNTUNED if kind != small.USUAL for r in results.of(f"{task}_{kind}")]
+    note = (
+        "Nothing is tuned in any column: rate, decay and schedule are what the optimiser's authors give or recommend. "
+        "AdamW and Madam have a cosine schedule, and so has Prodigy; Schedule-Free has none, nor has Madam's last "
+        "column, whose weights are averaged. Means of as many seeds as there are. Lower is better."
+    )
+    return Table("Small tasks, and nobody tunes", note, ("", *_UNTUNED.values()), rows, measured)
+
+
+def _worst(results: Results) -> list[str]:
+    means = {kind: [results.mean(f"{task}_{kind}") for task in TITLES] for kind in _UNTUNED}
+    if any(mean is None for column in means.values() for mean in column):
+        return [MISSING] * len(_UNTUNED)
+    best = [min(row) for row in zip(*means.values(), strict=True)]
+    return [f"{max(mean / least for mean, least in zip(column, best, strict=True)):.2f}" for column in means.values()]
+
+
+def unbounded_table(results: Results) -> Table:
+    """A row a task: our setting with its bound, and without."""
+    rows = [(title, *(_cell(results, f"{task}_{kind}") for kind in _UNBOUNDED)) for task, title in TITLES.items()]
+    measured = [record for task in TITLES for kind in _UNBOUNDED for record in results.of(f"{task}_{kind}")]
+    note = (
+        "`bound=None, crossing=5` has the zone around zero that the default has, and nothing that weights are clamped "
+        "at. Means of as many seeds as there are. Lower is better."
+    )
+    return Table("Without a bound, on small tasks", note, ("", *_UNBOUNDED.values()), rows, measured)
 
 
 def rates_table(results: Results) -> Table:
@@ -147,4 +195,10 @@ def _cell(results: Results, name: str) -> str:
     return MISSING if mean is None else f"{mean:#.3g}" if mean < 10 else f"{mean:.1f}"
 
 
-TABLES = {"small": small_table, "small_rates": rates_table, "small_unscheduled": unscheduled_table}
+TABLES = {
+    "small": small_table,
+    "small_rates": rates_table,
+    "small_unscheduled": unscheduled_table,
+    "small_untuned": untuned_table,
+    "small_unbounded": unbounded_table,
+}

@@ -20,8 +20,8 @@ ROWS = [
 ]
 # Tables whose note is made from records too.
 _NOTED = (
-    "ours", "small", "small_rates", "small_unscheduled", "plateau", "fid", "speed", "speed_brief", "cpu", "conversion",
-    "throughput", "imagenette", "gpt_quality", "gpt_memory", "effort",
+    "ours", "small", "small_rates", "small_unscheduled", "small_untuned", "small_unbounded", "plateau", "fid", "speed",
+    "speed_brief", "cpu", "conversion", "throughput", "imagenette", "gpt_quality", "gpt_memory", "effort",
 )  # fmt: skip
 # Rows of the benchmark that the README shows.
 BRIEF = (
