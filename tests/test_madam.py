@@ -243,6 +243,16 @@ def test_an_all_zero_tensor_moves_by_the_signed_rule_on_zero_scale():
     assert torch.all(gain > 0)
 
 
+@pytest.mark.parametrize("rule", [{}, {"bound": None, "crossing": 5.0}, {"crossing": 0.1}])
+def test_zeros_have_the_zone_that_others_have_and_one_as_wide_as_the_clamp_at_least(rule):
+    bias = nn.Parameter(torch.zeros(3))
+    bias.grad = torch.tensor([1.0, -1.0, 0.0])
+    Madam([bias], weight_decay=0.0, **rule).step()
+    torch.testing.assert_close(
+        bias.detach(), torch.tensor([-1.0, 1.0, 0.0]) * 0.05 * math.sinh(0.01), rtol=1e-4, atol=0
+    )
+
+
 def test_zero_scale_zero_leaves_zeros_alone_and_says_so_once_by_name():
     model = nn.Linear(3, 2)
     nn.init.zeros_(model.bias)

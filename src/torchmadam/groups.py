@@ -138,9 +138,10 @@ def starting_point(
 ) -> tuple[list[float], list[float | None], list[int]]:
     """Sigma and the crossing override of each parameter at its first step, and which of them can never move.
 
-    An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead: crossing
-    1, and ``zero_scale`` as its sigma. ``zero_scale=0`` leaves it alone, as the paper does. What is next to zero on
-    purpose (LayerScale's gains of 1e-5, heads that begin silent) is to grow far beyond its size, and gets it, too.
+    An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead: at least
+    crossing 1, and ``zero_scale`` as its sigma. ``zero_scale=0`` leaves it alone, as the paper does. What is next to
+    zero on purpose (LayerScale's gains of 1e-5, heads that begin silent) is to grow far beyond its size, and gets it,
+    too.
     """
     scales: list[float] = []
     crossings: list[float | None] = []
@@ -154,7 +155,7 @@ def starting_point(
         scale, crossing = given_scale(group, name), None
         if measured == 0 and param.numel():
             if group["zero_scale"] > 0:
-                crossing, scale = 1.0, group["zero_scale"] if scale is None else scale
+                crossing, scale = max(1.0, group.get("crossing", 0)), group["zero_scale"] if scale is None else scale
             elif scale is None or group.get("crossing", 0) == 0:
                 crossing = 0.0
                 stuck.append(i)

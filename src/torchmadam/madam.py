@@ -41,7 +41,7 @@ class Madam(Optimizer):
         scale: sigma. None measures the RMS of each tensor at its first step; a number sets it for all; a mapping such
             as :func:`torchmadam.scales_of` gives sets it by name, when the parameters come with names.
         zero_scale: sigma of tensors that are all zeros (biases, mostly), or next to zero: with an RMS below a hundredth
-            of this, as LayerScale's gains. Zeros follow the rule with crossing 1 even if ``crossing`` is 0, since
+            of this, as LayerScale's gains. Zeros follow the rule with crossing 1 even if ``crossing`` is less, since
             nothing multiplied by zero moves. 0 leaves them at zero.
         second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
             quarter; or "none" for the sign of g, or of its mean, which moves a weight by whole steps for a hundred
