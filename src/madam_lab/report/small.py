@@ -1,6 +1,7 @@
 """The default on small tasks, beside tuned baselines; and which learning rates are the best on each."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 
 from madam_lab.recipes import small
 from madam_lab.report.numbers import MISSING, Results
@@ -49,6 +50,10 @@ _UNTUNED = {
     "ours_no_decay": "Madam, weight_decay=0",
     "ours_no_decay_recent": "… constant and averaged",
 }
+_ENDS: dict[str, Callable[[Sequence[float]], float]] = {
+    "of the best of each row, geometric mean": statistics.geometric_mean,
+    "… at the worst": max,
+}
 _UNBOUNDED = {
     "ours": "Madam",
     "ours_no_bound": "… no bound",
@@ -95,7 +100,7 @@ def unscheduled_table(results: Results) -> Table:
 def untuned_table(results: Results) -> Table:
     """A row a task: optimisers as they come; and how far each is from the best of them, at the worst."""
     rows = [(title, *(_cell(results, f"{task}_{kind}") for kind in _UNTUNED)) for task, title in TITLES.items()]
-    rows.append(("the worst, as a multiple of the row's best", *_worst(results)))
+    rows += _from_the_best(results)
     measured = [r for task in TITLES for kind in _UNTUNED if kind != small.USUAL for r in results.of(f"{task}_{kind}")]
     note = (
         "Nothing is tuned in any column: rate, decay and schedule are what the optimiser's authors give or recommend. "
@@ -105,12 +110,14 @@ def untuned_table(results: Results) -> Table:
     return Table("Small tasks, and nobody tunes", note, ("", *_UNTUNED.values()), rows, measured)
 
 
-def _worst(results: Results) -> list[str]:
-    means = {kind: [results.mean(f"{task}_{kind}") for task in TITLES] for kind in _UNTUNED}
-    if any(mean is None for column in means.values() for mean in column):
-        return [MISSING] * len(_UNTUNED)
-    best = [min(row) for row in zip(*means.values(), strict=True)]
-    return [f"{max(mean / least for mean, least in zip(column, best, strict=True)):.2f}" for column in means.values()]
+def _from_the_best(results: Results) -> list[tuple[str, ...]]:
+    """How many times the best of its row each column has: on the whole, and where it is the most."""
+    means = [[results.mean(f"{task}_{kind}") for kind in _UNTUNED] for task in TITLES]
+    measured = [[mean for mean in row if mean is not None] for row in means]
+    if any(len(row) < len(_UNTUNED) for row in measured):
+        return [(title, *[MISSING] * len(_UNTUNED)) for title in _ENDS]
+    columns = list(zip(*([mean / min(row) for mean in row] for row in measured), strict=True))
+    return [(title, *(f"{end(column):.2f}" for column in columns)) for title, end in _ENDS.items()]
 
 
 def unbounded_table(results: Results) -> Table:
