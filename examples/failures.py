@@ -101,9 +101,10 @@ def _zero_last(model: nn.Sequential) -> None:
 def zeros(steps: int = 400) -> tuple[str, list[Run]]:
     """A last layer that starts as zeros, as in many residual networks."""
     runs = [
-        run("zero_scale=0", steps=steps, prepare=_zero_last, zero_scale=0.0),
-        run("zero_scale=0.01", steps=steps, prepare=_zero_last),
-        run("zero_scale=0.1", steps=steps, prepare=_zero_last, zero_scale=0.1),
+        run("paper, zero_scale=0", steps=steps, prepare=_zero_last, zero_scale=0.0, make=Madam.paper),
+        run("paper, zero_scale=0.01", steps=steps, prepare=_zero_last, make=Madam.paper),
+        run("paper, zero_scale=0.1", steps=steps, prepare=_zero_last, zero_scale=0.1, make=Madam.paper),
+        run("Madam", steps=steps, prepare=_zero_last),
     ]
     return _drawn(runs, "loss", "Zeros do not move when multiplied", "A last layer that starts as zeros, digits"), runs
 

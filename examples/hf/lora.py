@@ -17,8 +17,7 @@ from torchmadam import hf, summary
 def with_adapters(base: PreTrainedModel, rank: int = 4) -> PeftModel:
     """The base, frozen, with a pair of float matrices A and B beside every attention and MLP matrix.
 
-    B starts as zeros, which no multiplication moves; Madam moves all-zero tensors on the scale ``zero_scale``, and
-    bounds them at five times that. The default of 0.01, meant for biases, keeps adapters too small: use 0.3.
+    B starts as zeros, which no multiplication moves; Madam moves matrices of zeros on the scale of their inputs.
     """
     config = LoraConfig(r=rank, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
     return get_peft_model(base, config)
@@ -39,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     model = with_adapters(AutoModelForCausalLM.from_pretrained(given.base, **config))
     length = model.config.n_positions
     data = pieces(given.text, length)
-    run = trainer(model, data, given.out, lr=0.03, zero_scale=0.3, num_train_epochs=given.epochs)
+    run = trainer(model, data, given.out, num_train_epochs=given.epochs)
     run.train()
     model.save_pretrained(given.out)
     print(summary(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(given.base, **config), given.out)))

@@ -20,7 +20,6 @@ def trainer(
     folder: Path,
     *,
     lr: float = 0.01,
-    zero_scale: float = 0.01,
     **arguments: Any,
 ) -> Trainer:
     """A Trainer that steps with Madam. Any of ``TrainingArguments`` may be given; its learning_rate does nothing."""
@@ -30,7 +29,7 @@ def trainer(
     )
     # Stochastic rounding, of the paper's ladders too, because the schedule ends at zero: below half of its spacing a
     # ladder rounded to nearest stands still.
-    madam = (Madam, {"lr": lr, "zero_scale": zero_scale, "rounding": "stochastic"})
+    madam = (Madam, {"lr": lr, "rounding": "stochastic"})
     return Trainer(model, settings, train_dataset=data, optimizer_cls_and_kwargs=madam)
 
 
