@@ -11,7 +11,7 @@ from examples import failures, pictures
 
 from madam_lab import cli, report
 from madam_lab.report import tables
-from madam_lab.report.numbers import Results
+from madam_lab.report.numbers import Results, problems
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -74,6 +74,12 @@ def test_tables_and_figures_are_what_the_records_say(tmp_path):
     originals = [DOCS / "report.html", *pages, DOCS / "learning-rate.svg", DOCS / "largest-lr.svg"]
     for copy, original in zip(made, originals, strict=True):
         assert read(copy) == read(original), f"run `madam report`: {original.name}"
+
+
+def test_every_record_is_of_a_recipe_as_it_is_now():
+    found, count = problems(ROOT / "results")
+    assert (found[:3], len(found)) == ([], 0)
+    assert count > 1000
 
 
 def test_rows_that_the_readme_shows_of_the_benchmark_are_in_it():

@@ -280,6 +280,12 @@ def test_a_chart_is_well_formed_and_shows_every_finite_point_on_hover():
     assert len(ET.fromstring(svg).findall(f".//{SVG}path[@class='cross']")) == 1
 
 
+def test_lines_without_a_colour_of_their_own_get_one_that_no_other_has():
+    lines = [Series(name, [(0.0, 0.0), (1.0, i)]) for i, name in enumerate(("a", "b", "c", "Madam", "12-bit Madam"))]
+    svg = line_chart(lines, title="t", x_label="x", y_label="y")
+    assert len(set(re.findall(r'<polyline class="line" stroke="([^"]+)"', svg))) == 5
+
+
 @pytest.mark.parametrize(
     "points", [[], [(1.0, 1.0)], [(0.0, 0.0)], [(1.0, 5.0), (2.0, 5.0)], [(1, 1e-9), (2, 3e7)], [(float("nan"), 1.0)]]
 )

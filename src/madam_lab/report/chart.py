@@ -102,7 +102,8 @@ def line_chart(
     out.append(f'<text x="{(left + right) / 2}" y="{height - 10}" text-anchor="middle">{escape(x_label)}</text>')
     out.append(f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>')
 
-    spare = iter(_SPARE * 4)
+    taken = {COLOURS.get(s.name) for s, _ in shown}
+    spare = iter(([colour for colour in _SPARE if colour not in taken] or list(_SPARE)) * 4)
     legend: list[tuple[str, str]] = []
     for s, points in shown:
         colour = COLOURS.get(s.name) or ("var(--ink)" if s.shade is not None else next(spare))
