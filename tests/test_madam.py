@@ -61,7 +61,6 @@ def same(a, b):
         ({"crossing": -1.0}, "crossing=-1.0 cannot work"),
         ({"scale": 0.0}, "scale=0.0 cannot work.*scales_of"),
         ({"zero_scale": -1.0}, "zero_scale=-1.0 cannot work"),
-        ({"least_scale": -1.0}, "least_scale=-1.0 cannot work"),
         ({"weight_decay": -1.0}, "weight_decay=-1.0 cannot work"),
         ({"second_moment": "float8"}, "second_moment='float8' is unknown; choose one of 'float32', '8bit', 'none'"),
         ({"rounding": "up"}, "rounding='up' is unknown; choose one of None, 'nearest', 'stochastic'"),
@@ -108,8 +107,7 @@ def test_every_argument_lives_in_the_param_groups():
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
     assert [g["bound"] for g in optimizer.param_groups] == [1.0, 5.0]
     expected = {
-        "lr", "beta", "momentum", "max_step", "bound", "crossing", "scale", "zero_scale", "least_scale",
-        "second_moment",
+        "lr", "beta", "momentum", "max_step", "bound", "crossing", "scale", "zero_scale", "second_moment",
         "bias_correction", "rounding", "seed", "weight_decay", "maximize",
     }  # fmt: skip
     assert expected <= optimizer.param_groups[0].keys()
@@ -253,64 +251,6 @@ def test_zeros_have_the_zone_that_others_have_and_one_as_wide_as_the_clamp_at_le
     torch.testing.assert_close(
         bias.detach(), torch.tensor([-1.0, 1.0, 0.0]) * 0.05 * math.sinh(0.01), rtol=1e-4, atol=0
     )
-
-
-def scales_after_a_step(*tensors, make=Madam, **madam):
-    params = [nn.Parameter(t.clone()) for t in tensors]
-    optimizer = make(params, **madam)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    return [optimizer.state[p]["scale"].item() for p in params]
-
-
-def test_a_matrix_that_begins_small_moves_on_the_scale_of_its_inputs():
-    def small(*shape):
-        return torch.full(shape, 1e-3)
-
-    params = small(3, 16), small(7, 4, 2, 2), small(100, 25), torch.zeros(5, 64), torch.full((2, 9), 1e-7)
-    expected = [0.5 / 4, 0.5 / 4, 0.1, 0.5 / 8, 0.5 / 3]
-    assert scales_after_a_step(*params) == pytest.approx(expected)
-    assert scales_after_a_step(*params, least_scale=1.0) == pytest.approx([2 * scale for scale in expected])
-    wide = torch.zeros(2, 10_000)  # where that is less than the scale of zeros
-    assert scales_after_a_step(wide) == pytest.approx([0.01])
-    assert scales_after_a_step(wide, zero_scale=0.1) == pytest.approx([0.1])
-
-
-def test_vectors_and_what_is_larger_or_has_a_scale_do_not_move_on_the_scale_of_their_inputs():
-    gains, column, large = torch.full((6,), 1e-3), torch.full((6, 1, 1), 1e-3), torch.full((3, 16), 0.2)
-    own = [1e-3, 1e-3, 0.2]
-    assert scales_after_a_step(gains, column, large) == pytest.approx(own)
-    small = torch.full((3, 16), 1e-3)
-    assert scales_after_a_step(small, scale=0.02) == pytest.approx([0.02])
-    assert scales_after_a_step(small, least_scale=0.0) == pytest.approx([1e-3])
-    assert scales_after_a_step(torch.zeros(3, 16), least_scale=0.0) == pytest.approx([0.01])
-    assert scales_after_a_step(small, make=Madam.paper) == pytest.approx([1e-3])
-
-
-def test_what_pytorch_initialises_keeps_its_own_scale():
-    torch.manual_seed(0)
-    layers = (
-        nn.Linear(40, 30), nn.Conv2d(16, 8, 3), nn.Conv2d(32, 32, 3, groups=32), nn.LSTM(64, 64), nn.Embedding(50, 8),
-        nn.MultiheadAttention(64, 4),
-    )  # fmt: skip
-    matrices = [p.detach().clone() for layer in layers for p in layer.parameters() if p.dim() > 1]
-    own = [p.square().mean().sqrt().item() for p in matrices]
-    assert scales_after_a_step(*matrices) == pytest.approx(own, rel=1e-5)
-
-
-def test_a_state_from_before_least_scale_goes_on_without_it():
-    p = nn.Parameter(torch.full((3, 16), 1e-3))
-    q = nn.Parameter(torch.full((3, 16), 1e-3))
-    old = Madam([p], least_scale=0.0)
-    p.grad = torch.ones_like(p)
-    old.step()
-    saved = old.state_dict()
-    del saved["param_groups"][0]["least_scale"]
-    new = Madam([q])
-    new.load_state_dict(saved)
-    assert new.param_groups[0]["least_scale"] == 0.0
-    assert new.state[q]["scale"].item() == pytest.approx(1e-3)
 
 
 def test_zero_scale_zero_leaves_zeros_alone_and_says_so_once_by_name():

@@ -33,9 +33,7 @@ def build_optimiser(
     fast: dict[str, Any] = {"fused": True} if on_gpu or compiled else {}
     named = list(model.named_parameters())
     if recipe.optimiser == "madam":
-        conversions = (
-            ("bound", "zero_scale", "least_scale") if recipe.ladder is not None else ()
-        )  # which to_ladder_ had
+        conversions = ("bound", "zero_scale") if recipe.ladder is not None else ()  # which to_ladder_ had
         arguments = {name: value for name, value in recipe.arguments.items() if name not in conversions}
         optimiser = Madam.paper(named, lr=lr, compile=compiled and not on_gpu, **arguments)
         if recipe.floor is not None:

@@ -25,8 +25,6 @@ from madam_lab.tasks.task import Batch
 from torchmadam import save, to_ladder_
 from torchmadam.files import write_atomically
 
-# Of ``to_ladder_``.
-PAPER: dict[str, Any] = {"bound": 3.0, "least_scale": 0.0}
 # What a run has to remember of its own past, beside weights, optimiser and random numbers.
 _PROGRESS = ("epoch", "step", "seconds", "started", "devices", "curve", "codes", "trust", "best")
 _COMPILED = "CPU, compiled"
@@ -120,9 +118,9 @@ class Run:
         if recipe.scales is not None:
             recipe = borrowing(recipe, self.model, scales)
         if recipe.ladder is not None:
-            # The paper's, where a recipe has none of its own, whatever the library's defaults are.
+            # The paper's bound, where a recipe has none of its own, whatever the library's default is.
             with _named(recipe, "conversion"):
-                to_ladder_(self.model, recipe.ladder, seed=seed, **{**PAPER, **recipe.conversion})
+                to_ladder_(self.model, recipe.ladder, seed=seed, **{"bound": 3.0, **recipe.conversion})
         self.model.to(self.device)
         self.keep = keep
         with _named(recipe, "arguments"):

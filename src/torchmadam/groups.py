@@ -15,7 +15,7 @@ SECOND_MOMENTS = ("float32", "8bit", "none")
 ROUNDINGS = (None, "nearest", "stochastic")
 
 # Arguments that are numbers.
-NUMBERS = ("lr", "beta", "momentum", "max_step", "bound", "crossing", "zero_scale", "least_scale", "weight_decay")
+NUMBERS = ("lr", "beta", "momentum", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
 # What schedulers and layer-wise decay put into a group beside the optimiser's own arguments.
 _GUESTS = frozenset(
     {"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "lr_scale", "base_momentum", "max_momentum"}
@@ -141,7 +141,7 @@ def starting_point(
     An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead: at least
     crossing 1, and ``zero_scale`` as its sigma. ``zero_scale=0`` leaves it alone, as the paper does. What is next to
     zero on purpose (LayerScale's gains of 1e-5, heads that begin silent) is to grow far beyond its size, and gets it,
-    too. And the sigma of a matrix is at least its ``least_scale``.
+    too.
     """
     scales: list[float] = []
     crossings: list[float | None] = []
@@ -153,16 +153,14 @@ def starting_point(
                 f"before the first step"
             )
         scale, crossing = given_scale(group, name), None
-        least = _least_scale(group, param)
         if measured == 0 and param.numel():
             if group["zero_scale"] > 0:
-                crossing = max(1.0, group.get("crossing", 0))
-                scale = max(group["zero_scale"], least) if scale is None else scale
+                crossing, scale = max(1.0, group.get("crossing", 0)), group["zero_scale"] if scale is None else scale
             elif scale is None or group.get("crossing", 0) == 0:
                 crossing = 0.0
                 stuck.append(i)
-        elif scale is None:
-            scale = max(group["zero_scale"] if measured < _NEXT_TO_ZERO * group["zero_scale"] else measured, least)
+        elif scale is None and measured < _NEXT_TO_ZERO * group["zero_scale"]:
+            scale = group["zero_scale"]
         scales.append(measured if scale is None else scale)
         crossings.append(crossing)
         limit = scales[-1] * (group.get("bound") or 1.0)
@@ -171,12 +169,6 @@ def starting_point(
                 f"{describe(name)} has a scale of {scales[-1]:g}, which {param.dtype} rounds to zero; raise it"
             )
     return scales, crossings, stuck
-
-
-def _least_scale(group: Mapping[str, Any], param: Tensor) -> float:
-    """What the sigma of a matrix, a convolution or a table is at least, by what its rows sum over; 0 of vectors."""
-    inputs = param.numel() // len(param) if param.dim() > 1 and param.numel() else 1
-    return float(group.get("least_scale", 0.0)) / math.sqrt(inputs) if inputs > 1 else 0.0
 
 
 def warn_stuck(names: list[str]) -> None:
@@ -268,12 +260,6 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
         group,
         "zero_scale",
         "it is the scale given to all-zero tensors: use 0.01, or 0 to leave them at zero",
-    )
-    _require(
-        0 <= group["least_scale"] < math.inf,
-        group,
-        "least_scale",
-        "the scale of a matrix is at least this over the root of its inputs: use 0.5, or 0 for none",
     )
     _require(
         0 <= group["weight_decay"] < math.inf,

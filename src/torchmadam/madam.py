@@ -43,9 +43,6 @@ class Madam(Optimizer):
         zero_scale: sigma of tensors that are all zeros (biases, mostly), or next to zero: with an RMS below a hundredth
             of this, as LayerScale's gains. Zeros follow the rule with crossing 1 even if ``crossing`` is less, since
             nothing multiplied by zero moves. 0 leaves them at zero.
-        least_scale: sigma of a matrix, a convolution or a table is at least this over the root of its inputs, the
-            elements of a row. What begins smaller, or as zeros, then moves as if PyTorch had initialised it, with an
-            RMS of 0.58 over that root. 0: none, as in the paper.
         second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
             quarter; or "none" for the sign of g, or of its mean, which moves a weight by whole steps for a hundred
             steps or two after its last gradient (rows of an embedding, say), and takes nothing of what rounding drops;
@@ -62,7 +59,7 @@ class Madam(Optimizer):
             differently in the last place; codes are the same. Other dtypes, and tensors with gaps in memory, step as
             without it; so does a GPU, whose kernels make one pass anyway.
 
-    ``bound``, ``crossing``, ``scale``, ``zero_scale`` and ``least_scale`` are for floats: codes have theirs from
+    ``bound``, ``crossing``, ``scale`` and ``zero_scale`` are for floats: codes have theirs from
     :func:`torchmadam.to_ladder_`.
 
     A gradient element that is not finite, or whose square is above 2^126, leaves its weight and its second moment
@@ -86,7 +83,6 @@ class Madam(Optimizer):
         crossing: float = 1.0,
         scale: float | Mapping[str, float] | None = None,
         zero_scale: float = 0.01,
-        least_scale: float = 0.5,
         second_moment: Literal["float32", "8bit", "none"] = "float32",
         bias_correction: bool = True,
         rounding: Literal["nearest", "stochastic"] | None = None,
@@ -104,7 +100,6 @@ class Madam(Optimizer):
             "crossing": crossing,
             "scale": scale,
             "zero_scale": zero_scale,
-            "least_scale": least_scale,
             "second_moment": second_moment,
             "bias_correction": bias_correction,
             "rounding": rounding,
@@ -124,12 +119,10 @@ class Madam(Optimizer):
     def paper(cls, params: ParamsT, lr: float | Tensor = 0.01, **arguments: Any) -> "Madam":
         """The paper's Algorithm 1 with the bias correction of its experiments, whatever the defaults are.
 
-        No crossing, a bound of 3 times what a tensor began with, however small, no momentum, no weight decay. Other
-        arguments are those of the class.
+        No crossing, a bound of 3, no momentum, no weight decay. Other arguments are those of the class.
         """
         rule = {"beta": 0.999, "momentum": 0.0, "max_step": 8.0, "bound": 3.0, "crossing": 0.0, "bias_correction": True}
-        rest = {"second_moment": "float32", "weight_decay": 0.0, "least_scale": 0.0}
-        return cls(params, lr, **{**rule, **rest, **arguments})
+        return cls(params, lr, **{**rule, "second_moment": "float32", "weight_decay": 0.0, **arguments})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; arguments it does not give are the constructor's."""

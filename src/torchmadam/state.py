@@ -12,7 +12,7 @@ from torchmadam.ladder.tensor import LadderTensor
 # Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
 STATE_VERSION = 1
 # Arguments that a state may be older than, and what was done then.
-OLDER: dict[str, Any] = {"momentum": 0.0, "least_scale": 0.0}
+OLDER: dict[str, Any] = {"momentum": 0.0}
 
 
 class Exact:

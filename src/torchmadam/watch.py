@@ -23,11 +23,9 @@ _FEW, _FULL_OF_FEW = 16, 0.5  # of a tensor of fewer weights than 16, two or thr
 _Float = tuple[str | None, Tensor, Tensor, bool]
 
 
-# What codes have from to_ladder_, and what it is when nothing was said about it: to Madam, to Madam.paper, and where
-# Madam was told the paper's.
-_OF_FLOATS = {"bound": 5.0, "crossing": 1.0, "scale": None, "zero_scale": 0.01, "least_scale": 0.5}
-_AS_PAPER = {**_OF_FLOATS, "bound": 3.0, "crossing": 0.0}
-_USUAL = (_OF_FLOATS, {**_AS_PAPER, "least_scale": 0.0}, _AS_PAPER)
+# What codes have from to_ladder_, and what it is when nothing was said about it, to Madam and to Madam.paper.
+_OF_FLOATS = {"bound": 5.0, "crossing": 1.0, "scale": None, "zero_scale": 0.01}
+_OF_PAPER = {**_OF_FLOATS, "bound": 3.0, "crossing": 0.0}
 
 
 class Watch:
@@ -79,7 +77,9 @@ class Watch:
     def _look_at_arguments(self, group: dict[str, Any]) -> None:
         own = [shards.local(p) for p in group["params"]]
         ladders = [here.coding.format for here in own if isinstance(here, LadderTensor)]
-        given = min(([name for name in usual if group[name] != usual[name]] for usual in _USUAL), key=len)
+        given = min(
+            ([name for name in usual if group[name] != usual[name]] for usual in (_OF_FLOATS, _OF_PAPER)), key=len
+        )
         if "crossing" in given and all(ladder.crossing == group["crossing"] for ladder in ladders):
             given.remove("crossing")
         if given and len(ladders) == len(own) and "arguments" not in self._said:
@@ -150,8 +150,8 @@ class Watch:
             )
             if zeros:
                 warn(
-                    f"{where}{scale:.2g}: it began as zeros, which have no scale of their own, and wants to grow; "
-                    f"use a larger zero_scale= for it, such as {3 * scale:.1g}, or initialise it off zero",
+                    f"{where}{scale:g}: it began as zeros, whose scale is zero_scale, and wants to grow; use a "
+                    f"larger zero_scale= for it, such as 0.1 or 0.3, or initialise it off zero",
                 )
             else:
                 warn(

@@ -111,12 +111,12 @@ def test_the_transformer_of_letters_does_not_look_ahead():
 
 
 def test_what_is_called_ours_is_the_librarys_default():
-    ours = recipes.crossing.DEFAULT
+    ours = recipes.crossing.OURS
     for name in recipes.small.BUDGETS:
         assert recipes.get(f"{name}_ours").arguments == ours
         assert recipes.get(f"{name}_ours").lr == 0.01
         coded = recipes.get(f"{name}_ours_8bit")
-        assert (coded.ladder.stored_bits, coded.conversion) == (8, {key: ours[key] for key in ("bound", "least_scale")})
+        assert (coded.ladder.stored_bits, coded.conversion) == (8, {"bound": ours["bound"]})
         assert coded.arguments == {key: ours[key] for key in ("weight_decay", "momentum")}
         assert recipes.get(f"{name}_ours_no_decay_lr_0.1").arguments == {**ours, "weight_decay": 0.0}
         assert recipes.get(f"{name}_ours_no_decay_8bit").arguments == {**coded.arguments, "weight_decay": 0.0}

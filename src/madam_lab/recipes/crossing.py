@@ -23,8 +23,6 @@ BASES = {
 CROSSED: Mapping[str, Any] = {"arguments": {"crossing": 1.0}}
 # What won, and is the library's default: named by what it changes, as all the others are.
 OURS: Mapping[str, Any] = {"crossing": 1.0, "bound": 5.0, "weight_decay": 0.2, "momentum": 0.9}
-# And what makes no difference to these tasks, whose networks have no matrix that begins small.
-DEFAULT: Mapping[str, Any] = {**OURS, "least_scale": 0.5}
 RECENT = 0.05  # the memory of an average that takes a schedule's place, as a share of the steps so far: the default's
 OURS_NAMED = {
     "float32": "crossing_1_bound_5_decay_0.2_momentum",

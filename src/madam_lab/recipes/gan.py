@@ -71,8 +71,7 @@ def cgan_madam_signed8() -> Recipe:
 @recipe
 def cgan_madam_signed8_default() -> Recipe:
     """The library's default for 8 bits to the letter, momentum and decay included."""
-    conversion = {"bound": 5.0, "least_scale": 0.5}
-    return replace(cgan_madam_signed8(), conversion=conversion, arguments={"momentum": 0.9, "weight_decay": 0.2})
+    return replace(cgan_madam_signed8(), arguments={"momentum": 0.9, "weight_decay": 0.2})
 
 
 def learning_rate_point(base: Recipe, lr: float) -> Recipe:

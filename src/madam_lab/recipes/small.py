@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from madam_lab.recipes.crossing import DEFAULT, RECENT
+from madam_lab.recipes.crossing import OURS, RECENT
 from madam_lab.recipes.recipe import Recipe, get, register
 from torchmadam import LadderFormat
 
@@ -26,15 +26,15 @@ BUDGETS = {
     "small_autoencoder": (130, 64),
 }
 # How Madam is used, its learning rate apart: the default and that without its decay, each in floats and as codes.
-_FLOATS = {"ours": DEFAULT, "ours_no_decay": {**DEFAULT, "weight_decay": 0.0}}
+_FLOATS = {"ours": OURS, "ours_no_decay": {**OURS, "weight_decay": 0.0}}
 KINDS: dict[str, Mapping[str, Any]] = {
     "paper": {"arguments": {}},
     **{kind: {"arguments": arguments} for kind, arguments in _FLOATS.items()},
     **{
         f"{kind}_{bits}bit": {
-            "arguments": {name: arguments[name] for name in ("weight_decay", "momentum")},
+            "arguments": {name: value for name, value in arguments.items() if name not in ("crossing", "bound")},
             "ladder": LadderFormat.preset(f"signed{bits}"),
-            "conversion": {name: arguments[name] for name in ("bound", "least_scale")},
+            "conversion": {"bound": arguments["bound"]},
         }
         for kind, arguments in _FLOATS.items()
         for bits in (12, 8)
@@ -42,7 +42,7 @@ KINDS: dict[str, Mapping[str, Any]] = {
 }
 # The same zone around zero, and nothing to be clamped at: weights that have to grow can.
 UNBOUNDED = {
-    f"{kind}_no_bound": {"arguments": {**arguments, "crossing": DEFAULT["crossing"] * DEFAULT["bound"], "bound": None}}
+    f"{kind}_no_bound": {"arguments": {**arguments, "crossing": OURS["crossing"] * OURS["bound"], "bound": None}}
     for kind, arguments in _FLOATS.items()
 }
 # Of both; 0.01 is `ours` and `ours_no_decay` themselves. Grids of rates reach to where the best of a task is inside,

@@ -28,7 +28,6 @@ def to_ladder_(
     bound: float | None = None,
     scale: float | Mapping[str, float] | None = None,
     zero_scale: float = 0.01,
-    least_scale: float = 0.5,
     seed: int = 0,
     sign_seed: int | None = None,
     dtype: torch.dtype | None = None,
@@ -54,8 +53,6 @@ def to_ladder_(
             under "nearest", unless ``scale`` is given, the limit is the tensor's absolute maximum.
         scale: of all tensors, or by name (:func:`torchmadam.scales_of`); None measures each tensor's RMS.
         zero_scale: the scale of tensors that are all zeros, or whose RMS is below a hundredth of this.
-        least_scale: on signed ladders, the scale of a matrix is at least this over the root of its inputs, as under
-            :class:`torchmadam.Madam`. The paper's draw weights from their scale, and have none.
         seed: of the rungs drawn, and of the signs of weights that have none.
         sign_seed: draw the signs from this seed and store them nowhere. Tensors without negative weights stay positive.
         dtype: what the tensors decode to, and the dtype of their gradients; None keeps each parameter's own.
@@ -73,9 +70,8 @@ def to_ladder_(
         )
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype={dtype} cannot be the dtype of gradients; use {', '.join(map(str, DTYPES))}")
-    numbers = {"bound": bound, "scale": scale, "zero_scale": zero_scale, "least_scale": least_scale}
-    for number, value in numbers.items():
-        least_is_fine = number in ("zero_scale", "least_scale") and value == 0
+    for number, value in (("bound", bound), ("zero_scale", zero_scale), ("scale", scale)):
+        least_is_fine = number == "zero_scale" and value == 0
         if isinstance(value, float | int) and not (0 < value < math.inf or least_is_fine):
             raise ValueError(f"{number}={value} cannot work: it must be positive and finite")
     for number, whole in (("seed", seed), ("sign_seed", sign_seed)):
@@ -84,12 +80,7 @@ def to_ladder_(
 
     chosen = _chosen(model, ladder, filter)
     names, params = list(chosen.values()), list(chosen)
-    arguments: dict[str, Any] = {
-        "scale": scale,
-        "zero_scale": zero_scale,
-        "least_scale": least_scale if ladder.is_signed else 0.0,
-        "param_names": names,
-    }
+    arguments: dict[str, Any] = {"scale": scale, "zero_scale": zero_scale, "param_names": names}
     if isinstance(scale, Mapping):
         arguments["scale"] = {groups.unwrapped(name): float(value) for name, value in scale.items()}
         groups.warn_unmatched([arguments])
