@@ -36,6 +36,8 @@ class Plain:
         self.momentum, self.lr, self.beta, self.max_step = momentum, lr, beta, max_step
         limit = float(self.w.square().mean().sqrt()) * (bound or 1.0)
         self.width, self.limit = crossing * limit, limit if bound else math.inf
+        if crossing:  # what it begins with is not cut
+            self.limit = max(self.limit, float(self.w.abs().max()))
         self.m, self.v = torch.zeros(w.shape, dtype=torch.bfloat16), torch.zeros(w.shape, dtype=torch.float64)
 
     def direction(self, grad):

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torchmadam.average import Average, average
-from torchmadam.groups import param_groups, scales_of
+from torchmadam.groups import param_groups
 from torchmadam.ladder.checkpoint import load, save
 from torchmadam.ladder.compiling import compile_options
 from torchmadam.ladder.convert import to_dense_, to_ladder_
@@ -15,6 +15,7 @@ from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
 from torchmadam.memory import Memory, memory
 from torchmadam.release import Released, release_gradients
+from torchmadam.start import scales_of
 
 __all__ = [
     "Average",

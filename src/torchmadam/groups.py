@@ -1,4 +1,4 @@
-"""Which parameter gets which arguments: groups, their checks, scales, and what happens to all-zero tensors."""
+"""Which parameter gets which arguments: groups, and their checks."""
 
 import difflib
 import math
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmadam import doubles, shards
-from torchmadam.messages import describe, warn
+from torchmadam import shards
+from torchmadam.messages import describe
 
 SECOND_MOMENTS = ("float32", "8bit", "none")
 ROUNDINGS = (None, "nearest", "stochastic")
@@ -22,10 +22,8 @@ _GUESTS = frozenset(
 )
 # What torch.compile, FSDP and activation checkpointing put into a parameter's name when they wrap a module.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-# Sums of squares are taken over so many elements at a time: in one go float32 loses digits, and float64 takes memory.
-_CHUNK = 2**22
-# Tensors whose RMS is below this share of zero_scale are as good as zeros. No initialisation at random is so small.
-_NEXT_TO_ZERO = 0.01
+# Where nothing is said about it, steps are additive for weights below so many sigma, or the bound if that is less.
+ZONE = 5.0
 
 
 def param_groups(
@@ -68,47 +66,6 @@ def param_groups(
     return [{"params": members[kind], "kind": kind, **kinds[kind]} for kind in kinds if members[kind]]
 
 
-def scales_of(source: nn.Module | Mapping[str, Any]) -> dict[str, float]:
-    """The RMS of every float tensor of a trained model or state dict, by name, for ``Madam(..., scale=...)``.
-
-    The paper took its scales from a pre-trained network on ImageNet. All-zero tensors and the running statistics of
-    norms have nothing to lend and are left out.
-    """
-    tensors = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
-    named = {
-        name: tensor.detach()
-        for name, tensor in tensors.items()
-        if isinstance(tensor, Tensor)
-        and (tensor.is_floating_point() or tensor.is_complex())
-        and not name.endswith(("running_mean", "running_var"))
-    }
-    scales = dict(zip(named, measured_scales(named.values()), strict=True))
-    return {name: scale for name, scale in scales.items() if 0 < scale < math.inf}
-
-
-@torch.no_grad()
-def measured_scales(tensors: Iterable[Tensor]) -> list[float]:
-    """The root mean square of each tensor (0 for an empty one), read in one synchronisation a device.
-
-    Of sharded tensors too it is that of the whole, so every rank that holds a part has to call this.
-    """
-    tensors = list(tensors)
-    squares = [
-        torch.stack(
-            [doubles.doubled(chunk).square().sum() for chunk in as_real(shards.local(t)).reshape(-1).split(_CHUNK)]
-        ).sum()
-        for t in tensors
-    ]
-    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    for i, (tensor, total) in enumerate(zip(tensors, shards.sum_over_parts(squares, tensors), strict=True)):
-        mean = total / max(tensor.numel() * (2 if tensor.is_complex() else 1), 1)
-        by_device.setdefault(tensor.device, []).append((i, mean.sqrt()))
-    scales: dict[int, float] = {}
-    for found in by_device.values():
-        scales.update(zip([i for i, _ in found], torch.stack([rms for _, rms in found]).tolist(), strict=True))
-    return [scales[i] for i in range(len(scales))]
-
-
 def as_real(tensor: Tensor) -> Tensor:
     """A complex tensor as pairs of reals; any other as it is. A gradient that awaits its conjugation is copied."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -123,80 +80,6 @@ def first_of(group: Mapping[str, Any], name: str | None, param: Tensor) -> int:
             f"element's place in the whole tensor; use Shard(0), float32 parameters, or rounding='nearest'"
         )
     return (first or 0) * (2 if param.is_complex() else 1)
-
-
-def given_scale(group: Mapping[str, Any], name: str | None) -> float | None:
-    """The scale that the group's ``scale`` gives to a parameter of this name, or None: measure it."""
-    scale = group["scale"]
-    if isinstance(scale, Mapping):
-        return None if name is None else scale.get(unwrapped(name))
-    return None if scale is None else float(scale)
-
-
-def starting_point(
-    group: Mapping[str, Any], names: list[str | None], params: list[Tensor]
-) -> tuple[list[float], list[float | None], list[int]]:
-    """Sigma and the crossing override of each parameter at its first step, and which of them can never move.
-
-    An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead: at least
-    crossing 1, and ``zero_scale`` as its sigma. ``zero_scale=0`` leaves it alone, as the paper does. What is next to
-    zero on purpose (LayerScale's gains of 1e-5, heads that begin silent) is to grow far beyond its size, and gets it,
-    too.
-    """
-    scales: list[float] = []
-    crossings: list[float | None] = []
-    stuck: list[int] = []
-    for i, (name, measured, param) in enumerate(zip(names, measured_scales(params), params, strict=True)):
-        if not math.isfinite(measured):
-            raise ValueError(
-                f"{describe(name)} holds a value that is not finite, so its scale cannot be measured; initialise it "
-                f"before the first step"
-            )
-        scale, crossing = given_scale(group, name), None
-        if measured == 0 and param.numel():
-            if group["zero_scale"] > 0:
-                crossing, scale = max(1.0, group.get("crossing", 0)), group["zero_scale"] if scale is None else scale
-            elif scale is None or group.get("crossing", 0) == 0:
-                crossing = 0.0
-                stuck.append(i)
-        elif scale is None and measured < _NEXT_TO_ZERO * group["zero_scale"]:
-            scale = group["zero_scale"]
-        scales.append(measured if scale is None else scale)
-        crossings.append(crossing)
-        limit = scales[-1] * (group.get("bound") or 1.0)
-        if limit > 0 and torch.tensor(limit, dtype=torch.float64).to(as_real(shards.local(param)).dtype) == 0:
-            raise ValueError(
-                f"{describe(name)} has a scale of {scales[-1]:g}, which {param.dtype} rounds to zero; raise it"
-            )
-    return scales, crossings, stuck
-
-
-def warn_stuck(names: list[str]) -> None:
-    """Say once that all-zero parameters cannot move."""
-    warn(
-        f"{', '.join(names)}: all zeros, and zero_scale=0, so a multiplicative step can never move "
-        f"{'it' if len(names) == 1 else 'them'}; leave zero_scale at 0.01, or initialise off zero"
-    )
-
-
-def warn_unmatched(new: list[dict[str, Any]], earlier: Iterable[dict[str, Any]] = ()) -> None:
-    """Report the parameters of new groups that their scales do not name, and the scales that no parameter took."""
-    known: set[str] = set()
-    wanted: set[str] = set()
-    for group in new:
-        if isinstance(group["scale"], Mapping):
-            known |= group["scale"].keys()
-            wanted |= {unwrapped(name) for name in group["param_names"]}
-    taken = {unwrapped(name) for group in earlier for name in group.get("param_names", ())}
-    if wanted - known:
-        warn(f"no scale for {_listed(wanted - known)}: their own RMS is used")
-    if known - wanted - taken:
-        warn(f"scales that match no parameter: {_listed(known - wanted - taken)}")
-
-
-def _listed(names: set[str]) -> str:
-    first = sorted(names)[:8]
-    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
 
 
 def unwrapped(name: str) -> str:
@@ -280,6 +163,13 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
         if close or isinstance(group[name], float | int | tuple) or group[name] is None:
             hint = f"did you mean {close[0]!r}?" if close else "it would do nothing; remove it"
             raise ValueError(f"{name!r} is no argument of Madam: {hint}")
+
+
+def usual_crossing(bound: Any) -> float:
+    """The crossing with which steps are additive within five sigma, or within the bound if that is less."""
+    if bound is None:
+        return ZONE
+    return min(1.0, ZONE / bound) if isinstance(bound, float | int) and bound > 0 else 1.0  # others are refused
 
 
 def _require(holds: bool, group: Mapping[str, Any], name: str, why: str) -> None:

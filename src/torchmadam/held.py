@@ -10,6 +10,7 @@ from torchmadam import groups, moment8, noise, shards
 from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import describe
+from torchmadam.start import starts, warn_stuck
 
 Group = dict[str, Any]
 States = MutableMapping[Tensor, dict[str, Any]]
@@ -77,13 +78,14 @@ def _begin(
         for p in params
     ]
     if not coded:  # a coded parameter carries its own scale
-        scales, crossings, stuck = groups.starting_point(group, names, params)
-        for p, state, scale, crossing in zip(params, begun, scales, crossings, strict=True):
-            state["scale"] = torch.full((), scale, dtype=_wide(p), device=p.device)
-            if crossing is not None:
-                state["crossing"] = crossing
+        found = starts(group, names, params)
+        for p, state, start in zip(params, begun, found, strict=True):
+            state["scale"] = torch.full((), start.scale, dtype=_wide(p), device=p.device)
+            if start.is_zeros or start.share != group["crossing"]:
+                state["crossing"] = start.share
+        stuck = [(name, p) for name, p, start in zip(names, params, found, strict=True) if start.is_stuck]
         if stuck:
-            groups.warn_stuck([names[i] or f"parameter {position[params[i]]}" for i in stuck])
+            warn_stuck([name or f"parameter {position[p]}" for name, p in stuck])
     for p, state in zip(params, begun, strict=True):
         states[p] = state | states[p]
 

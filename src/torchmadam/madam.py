@@ -13,6 +13,7 @@ from torchmadam import groups, held, noise, replaced, shards
 from torchmadam.kernels import ops
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.repeat import Repeats, is_launched, situation_of
+from torchmadam.start import warn_unmatched
 from torchmadam.state import OLDER, STATE_VERSION, Exact, shield
 from torchmadam.watch import Watch
 
@@ -34,15 +35,17 @@ class Madam(Optimizer):
             in two bytes a weight. 0: none, as in the paper, and no state for it. For codes it is a mean of steps, each
             with the ``lr`` that it was made with, and also holds what stochastic rounding drops, for the steps to come.
         max_step: the largest step in units of ``lr`` [eta*/eta].
-        bound: weights are clamped to this many times their tensor's initial RMS [sigma*/sigma]; None: no clamp.
-        crossing: steps are additive for weights smaller than ``crossing`` times the clamp (times sigma, where there is
-            no clamp), so that they can pass through zero; and relative for larger ones. Without a clamp the usual 5
-            sigma are ``bound=None, crossing=5``. 0 is the paper's rule, under which no weight ever changes sign.
+        bound: weights are clamped to this many sigma [sigma*/sigma]; None: no clamp. Where they may cross zero, what a
+            tensor begins with is never cut, and biases and other vectors are not clamped.
+        crossing: steps are additive for weights below ``crossing`` x ``bound`` x sigma (``crossing`` x sigma without a
+            bound), so that they can pass through zero, and relative above. None: 5 sigma, or ``bound`` sigma if that is
+            less. 0 is the paper's rule, under which no weight ever changes sign.
         scale: sigma. None measures the RMS of each tensor at its first step; a number sets it for all; a mapping such
             as :func:`torchmadam.scales_of` gives sets it by name, when the parameters come with names.
-        zero_scale: sigma of tensors that are all zeros (biases, mostly), or next to zero: with an RMS below a hundredth
-            of this, as LayerScale's gains. Zeros follow the rule with crossing 1 even if ``crossing`` is less, since
-            nothing multiplied by zero moves. 0 leaves them at zero.
+        zero_scale: sigma of vectors that are all zeros (biases, mostly), or next to zero: with an RMS below a hundredth
+            of this, as LayerScale's gains. That of such matrices is 0.5 over the root of their inputs, if that is more
+            (not under the paper's rule). Zeros have a zone of ``bound`` sigma at least, since nothing multiplied by
+            zero moves. 0 leaves them at zero.
         second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
             quarter; or "none" for the sign of g, or of its mean, which moves a weight by whole steps for a hundred
             steps or two after its last gradient (rows of an embedding, say), and takes nothing of what rounding drops;
@@ -80,7 +83,7 @@ class Madam(Optimizer):
         momentum: float = 0.9,
         max_step: float = 8.0,
         bound: float | None = 5.0,
-        crossing: float = 1.0,
+        crossing: float | None = None,
         scale: float | Mapping[str, float] | None = None,
         zero_scale: float = 0.01,
         second_moment: Literal["float32", "8bit", "none"] = "float32",
@@ -110,7 +113,7 @@ class Madam(Optimizer):
             "state_version": STATE_VERSION,
         }
         super().__init__(params, defaults)
-        groups.warn_unmatched(self.param_groups)
+        warn_unmatched(self.param_groups)
         self._watch = Watch()
         self._repeats = Repeats()
         self._built = True
@@ -131,6 +134,8 @@ class Madam(Optimizer):
         for name in groups.NUMBERS:
             if isinstance(group[name], Real):  # NumPy's numbers among them
                 group[name] = float(group[name])
+        if group["crossing"] is None:
+            group["crossing"] = groups.usual_crossing(group["bound"])
         try:
             groups.check(group, self.defaults)
         except Exception:
@@ -139,7 +144,7 @@ class Madam(Optimizer):
         if isinstance(group["scale"], Mapping):
             group["scale"] = {groups.unwrapped(name): float(scale) for name, scale in group["scale"].items()}
         if self._built:
-            groups.warn_unmatched(self.param_groups[-1:], self.param_groups[:-1])
+            warn_unmatched(self.param_groups[-1:], self.param_groups[:-1])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

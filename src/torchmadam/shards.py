@@ -77,8 +77,8 @@ def part_of(full: Tensor, whole: Tensor) -> Tensor:
     return like(full.contiguous(), whole)
 
 
-def sum_over_parts(values: Sequence[Tensor], wholes: Sequence[Tensor]) -> list[Tensor]:
-    """Numbers, one of each tensor's local part, added up over all parts; one collective a mesh dimension.
+def over_parts(values: Sequence[Tensor], wholes: Sequence[Tensor], *, largest: bool = False) -> list[Tensor]:
+    """Numbers, one of each tensor's local part, added up over all parts, or the largest; a collective a mesh dimension.
 
     Every rank that holds parts of these tensors has to call this.
     """
@@ -88,10 +88,11 @@ def sum_over_parts(values: Sequence[Tensor], wholes: Sequence[Tensor]) -> list[T
         if is_sharded(whole):
             dims = tuple(dim for dim, placement in enumerate(whole.placements) if not placement.is_replicate())
             spread.setdefault((whole.device_mesh, dims), []).append(i)
+    reduction = torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM
     for (mesh, dims), places in spread.items():
         stacked = torch.stack([totals[i] for i in places])
         for dim in dims:
-            torch.distributed.all_reduce(stacked, group=mesh.get_group(dim))
+            torch.distributed.all_reduce(stacked, reduction, group=mesh.get_group(dim))
         for i, total in zip(places, stacked.unbind(), strict=True):
             totals[i] = total
     return totals

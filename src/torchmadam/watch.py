@@ -114,7 +114,7 @@ class Watch:
         fresh: list[_Float] = []
         for name, p in zip(names, group["params"], strict=True):
             own_state = state.get(p, {})
-            zeros = bool(own_state.get("crossing"))  # what has a crossing of its own began as zeros
+            zeros = own_state.get("crossing", 0.0) >= 1  # what may grow further than its zone has a small one
             if id(p) not in self._said and "scale" in own_state and _matters(name, p, zeros):
                 fresh.append((name, p, own_state["scale"], zeros))
         for device in {p.device for _, p, _, _ in fresh}:
@@ -150,13 +150,13 @@ class Watch:
             )
             if zeros:
                 warn(
-                    f"{where}{scale:g}: it began as zeros, whose scale is zero_scale, and wants to grow; use a "
-                    f"larger zero_scale= for it, such as 0.1 or 0.3, or initialise it off zero",
+                    f"{where}{scale:.2g}: it began as zeros, which have no scale of their own, and wants to grow; "
+                    f"use a larger zero_scale= for it, such as {3 * scale:.1g}, or initialise it off zero",
                 )
             else:
                 warn(
                     f"{where}its scale {scale:.2g}: it wants to grow; use a larger scale= for it, or no bound "
-                    f"(bound=None, with crossing=5 instead of 1), or rescale what the network is to predict",
+                    f"(bound=None), or rescale what the network is to predict",
                 )
 
 

@@ -49,8 +49,8 @@ def test_ranks_keep_the_same_weights_whoever_moves_and_evaluate_the_whole_togeth
 @pytest.mark.slow
 def test_torchrun_gives_one_record(tmp_path):
     where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs", "--device", "cpu"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "madam_lab", "run"]
-    command += ["digits_madam_12bit", "digits_adam", "--smoke", *map(str, where)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "madam_lab", "run", "digits_madam_12bit", "digits_adam", "--smoke", *map(str, where)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.count("2 done, 0 were done before, 0 left") == 1
     found = list((tmp_path / "results").glob("*/*.json"))

@@ -39,6 +39,8 @@ class Net(nn.Module):
         self.norm = nn.LayerNorm(13)
         self.narrow = nn.Linear(13, 1)
         self.last = nn.Linear(1, 3)
+        with torch.no_grad():
+            self.wide.weight[12, 3] = 4.0  # on the last rank, and all of them have to know of it
 
     def forward(self, x):
         x = self.filters(self.table(x).unsqueeze(1)).flatten(1)
@@ -142,6 +144,7 @@ def fsdp_steps_equal_one_process(rank, kinds=KINDS):
                     assert torch.equal(ours[name].full_tensor(), own[name])
                 if "scale" in own:
                     torch.testing.assert_close(ours["scale"], own["scale"], rtol=1e-6, atol=0)
+                    assert ours.get("crossing") == pytest.approx(own.get("crossing"))
         dist.barrier()
 
 

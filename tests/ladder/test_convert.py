@@ -205,9 +205,58 @@ def test_a_number_of_bits_is_a_signed_ladder_of_five_times_the_scale(bits, ladde
     model = net()
     scales = [float(p.detach().square().mean().sqrt()) for p in model.parameters()]
     for p, scale in zip(to_ladder_(model, bits).parameters(), scales, strict=True):
-        assert p.coding.format == ladder
-        assert p.limit.item() == pytest.approx(bound * (scale or 0.01))
+        if scale or not ladder.is_signed:
+            assert p.coding.format == ladder
+            assert p.limit.item() == pytest.approx(bound * (scale or 0.01))
     assert next(to_ladder_(net()).parameters()).coding.format == LadderFormat.signed(12)
+
+
+@pytest.mark.parametrize("bits", [12, 8, "signed8", LadderFormat.signed(12), LadderFormat.signed(6)])
+def test_vectors_of_zeros_may_grow_on_ladders_that_are_finer_around_zero(bits):
+    zeros = nn.ParameterDict(
+        {"bias": torch.zeros(20), "gain": torch.full((4, 1, 1), 1e-5), "table": torch.zeros(4, 25)}
+    )
+    model = to_ladder_(zeros, bits)
+    stored = model["table"].coding.format.stored_bits
+    for name in ("bias", "gain"):
+        p = model[name]
+        assert p.limit.item() == pytest.approx(5.0)
+        assert 0.02 < p.limit.item() * p.coding.format.crossing <= 0.05  # the zone of 5 x zero_scale, or half of it
+        assert p.coding.format == LadderFormat.signed(stored, crossing=2.0**-7)
+        assert not p.decode().any()
+    assert model["table"].limit.item() == pytest.approx(5 * 0.5 / 5)  # matrices of zeros, by their inputs
+    optimizer = Madam(model.parameters(), weight_decay=0.0)
+    for _ in range(600):
+        model["bias"].grad = -torch.ones(20)
+        optimizer.step()
+    assert torch.all(model["bias"].decode() > 2.0)
+
+
+def test_which_ladder_a_tensor_gets_does_not_depend_on_what_was_drawn():
+    def formats(seed, bits):
+        torch.manual_seed(seed)
+        layers = nn.Linear(3, 2), nn.Linear(300, 2), nn.LayerNorm(4), nn.Embedding(50, 3), nn.Conv2d(2, 3, 3)
+        return [p.coding.format for p in to_ladder_(nn.ModuleList(layers), bits).parameters()]
+
+    for bits in (8, LadderFormat.signed(6, crossing=0.3)):
+        assert all(formats(seed, bits) == formats(0, bits) for seed in range(1, 8))
+
+
+def test_what_is_drawn_from_a_ladder_is_no_larger_for_having_begun_as_zeros():
+    zeros = nn.ParameterDict({"bias": torch.zeros(20), "table": torch.zeros(4, 25)})
+    for p in to_ladder_(zeros, 8, init="uniform").parameters():
+        assert p.limit.item() == pytest.approx(0.05)
+        assert p.coding.format == LadderFormat.signed(8)
+
+
+@pytest.mark.parametrize(("bound", "crossing"), [(2.0, 1.0), (5.0, 1.0), (10.0, 0.5), (50.0, 2.0**-4)])
+def test_steps_are_sized_by_five_scales_however_large_the_bound_unless_the_format_says_otherwise(bound, crossing):
+    weight = to_ladder_(net(), 12, bound=bound)[0].weight
+    assert weight.coding.format == LadderFormat.signed(12, crossing=crossing)
+    own = LadderFormat.signed(12)
+    exact = to_ladder_(net(), own, bound=bound)[0].weight
+    assert exact.coding.format == own
+    assert exact.limit == weight.limit
 
 
 @pytest.mark.parametrize("bits", [12, 8, "signed12"])

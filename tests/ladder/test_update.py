@@ -117,7 +117,7 @@ def test_train_save_load_resume_gives_the_codes_of_never_having_stopped(name, ho
 
 @pytest.mark.parametrize("name", ["paper12", "signed8"])
 def test_channels_last_walks_the_same_path(name):
-    model = torchmadam.to_ladder_(network(), name)
+    model = torchmadam.to_ladder_(network(), name, filter=lambda name, p: name != "1.bias")  # zeros would not move
     other = copy.deepcopy(model)
     optimizers = [Madam.paper(m.parameters(), rounding="nearest") for m in (model, other)]
     for t in range(6):

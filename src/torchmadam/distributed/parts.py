@@ -42,7 +42,7 @@ def of_optimizer(model: nn.Module, optimizer: Madam) -> tuple[dict[str, Tensor],
     names = _names(model, optimizer)
     params = [p for group in optimizer.param_groups for p in group["params"]]
     known = [p for p in params if optimizer.state.get(p)]
-    counts = shards.sum_over_parts([optimizer.state[p]["nonfinite"] for p in known], known)
+    counts = shards.over_parts([optimizer.state[p]["nonfinite"] for p in known], known)
     tensors: dict[str, Tensor] = {}
     for p, count in zip(known, counts, strict=True):
         at, state = f"{OPTIMIZER}{names[p]}", optimizer.state[p]

@@ -12,9 +12,10 @@ from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.layout import PLANE, POSITIVE, SEED, CodeLayout
 from torchmadam.ladder.tensor import LadderTensor, is_row_major
 from torchmadam.messages import describe, require_module, warn
+from torchmadam.start import starts, warn_unmatched
 
 # Of the paper's ladders, and of signed ones: those of Madam.paper and of Madam for floats.
-_PAPER_BOUND, _SIGNED_BOUND = 3.0, 5.0
+_PAPER_BOUND, _SIGNED_BOUND = 3.0, groups.ZONE
 # What a coded tensor may decode to.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -50,9 +51,12 @@ def to_ladder_(
             "nearest" goes on from trained weights: the nearest rung, on a ladder that reaches to the largest of them. A
             signed one is finer around zero where that is far away, so that steps are of their usual size.
         bound: the ladder's limit sigma* is this many times a tensor's scale. None: 5, on the paper's ladders 3; but
-            under "nearest", unless ``scale`` is given, the limit is the tensor's absolute maximum.
+            under "nearest", unless ``scale`` is given, the limit is the tensor's absolute maximum. On signed ladders
+            vectors of zeros may grow to 5, on rungs that are finer around zero; and unless ``bits`` is a format, steps
+            are sized by 5 scales at most, where the bound is larger, too.
         scale: of all tensors, or by name (:func:`torchmadam.scales_of`); None measures each tensor's RMS.
-        zero_scale: the scale of tensors that are all zeros, or whose RMS is below a hundredth of this.
+        zero_scale: the scale of vectors that are all zeros, or whose RMS is below a hundredth of this; as under
+            :class:`torchmadam.Madam`, that of such matrices goes by their inputs, but for the paper's ladders.
         seed: of the rungs drawn, and of the signs of weights that have none.
         sign_seed: draw the signs from this seed and store them nowhere. Tensors without negative weights stay positive.
         dtype: what the tensors decode to, and the dtype of their gradients; None keeps each parameter's own.
@@ -80,22 +84,36 @@ def to_ladder_(
 
     chosen = _chosen(model, ladder, filter)
     names, params = list(chosen.values()), list(chosen)
-    arguments: dict[str, Any] = {"scale": scale, "zero_scale": zero_scale, "param_names": names}
+    usual = bound or (_SIGNED_BOUND if ladder.is_signed else _PAPER_BOUND)
+    crossing = ladder.crossing
+    if init == "uniform":  # weights are then as large as the ladder is long, which is no longer than the paper's rule
+        crossing = 0.0
+    elif ladder.is_signed and not isinstance(bits, LadderFormat):
+        crossing = groups.usual_crossing(usual)
+    arguments: dict[str, Any] = {
+        "scale": scale,
+        "zero_scale": zero_scale,
+        "bound": usual,
+        "crossing": crossing,
+        "param_names": names,
+    }
     if isinstance(scale, Mapping):
         arguments["scale"] = {groups.unwrapped(name): float(value) for name, value in scale.items()}
-        groups.warn_unmatched([arguments])
-    scales, _, _ = groups.starting_point(arguments, list(names), [p.detach() for p in params])
+        warn_unmatched([arguments])
+    found = starts(arguments, names, [p.detach() for p in params], coded=True)
 
     coded: dict[nn.Parameter, nn.Parameter] = {}
-    for index, (name, param, sigma) in enumerate(zip(names, params, scales, strict=True), first_index):
+    for index, (name, param, start) in enumerate(zip(names, params, found, strict=True), first_index):
         if param.is_complex():
             raise ValueError(f"{describe(name)} is complex, and ladders hold real weights; leave it out with filter=")
-        limit = sigma * (bound or (_SIGNED_BOUND if ladder.is_signed else _PAPER_BOUND))
-        own, kept = ladder, init == "nearest" or (init is None and not param.requires_grad)
-        if kept and bound is None and scale is None and param.numel() and bool((param != 0).any()):
-            limit = float(param.abs().max())
-            if not isinstance(bits, LadderFormat):
-                own = _around_most(ladder, _SIGNED_BOUND * sigma / limit)
+        kept = init == "nearest" or (init is None and not param.requires_grad)
+        limit, own = start.scale * usual, _around_most(ladder, start.share)
+        if kept and not start.is_zeros and param.numel():
+            limit, own = start.sigma * usual, _around_most(ladder, start.crossing)
+            if bound is None and scale is None:
+                limit = float(param.abs().max())
+                if not isinstance(bits, LadderFormat):
+                    own = _around_most(ladder, _SIGNED_BOUND * start.sigma / limit)
         if limit > 0 and not 1e-30 < limit < 1e30:
             raise ValueError(f"{describe(name)} would have a limit of {limit:g}, which float32 cannot hold; rescale it")
         drawn = not kept and (init == "uniform" or not (ladder.is_signed or _is_constant(param)))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchmadam import groups
 from torchmadam.doubles import doubled
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
+from torchmadam.start import starts
 
 # Which layer a parameter belongs to, by its name and itself; None: to none.
 Layers = Callable[[str, Tensor], str | None]
@@ -44,15 +44,13 @@ def width_of(p: Tensor, optimizer: Optimizer | None, group: dict[str, Any] | Non
         return doubled(p.limit) * crossing if crossing else 0.0
     if not isinstance(optimizer, Madam) or group is None or not p.requires_grad:
         return 0.0
-    scale: float | Tensor
-    own: float | None
+    bound = 1.0 if group["bound"] is None else group["bound"]
     held = optimizer.state.get(p)
-    if held:
-        scale, own = doubled(held["scale"]), held.get("crossing")
-    else:
-        (scale,), (own,), _ = groups.starting_point(group, [name], [p])
-    crossing = group["crossing"] if own is None else own
-    return scale * (crossing * (1.0 if group["bound"] is None else group["bound"])) if crossing else 0.0
+    if not held:
+        (start,) = starts(group, [name], [p])
+        return start.sigma * start.crossing * bound
+    crossing = held.get("crossing", group["crossing"])
+    return doubled(held["scale"]) * (crossing * bound) if crossing else 0.0
 
 
 def reach(weight: Tensor, width: float | Tensor) -> Tensor:
