@@ -216,3 +216,53 @@ def test_a_mean_of_noisy_gradients_may_be_too_small_for_rounding_to_nearest(mome
     assert len(said) == told
     assert all("at momentum=0.9 makes steps of 0.0023" in message for message in said)
     assert all("or momentum=0" in message for message in said)
+
+
+def lossy(model, finite, start=None, steps=10):
+    """What is said while this share of a step's gradients is finite; ``start`` is the optimizer's state."""
+    optimizer = Madam(model.parameters(), lr=1e-4)
+    if start is not None:
+        optimizer.load_state_dict(start)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+                p.grad.view(-1)[round(p.numel() * finite) :] = float("nan")
+            optimizer.step()
+    return [str(w.message) for w in caught], optimizer.state_dict()
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize(("finite", "said"), [(0.0, "100 %"), (0.75, "25 %"), (0.95, None)])
+def test_a_loss_that_is_nan_is_noticed_once(finite, said, coded):
+    model = nn.Linear(10, 20, bias=False)
+    if coded:
+        to_ladder_(model, "signed8")
+    found, _ = lossy(model, finite, steps=120)
+    assert [message.split(" of all elements of the last 9 gradients")[0] for message in found] == (
+        [said] if said else []
+    )
+
+
+def test_gradients_that_were_lost_before_a_resume_are_not_counted_again():
+    model = nn.Linear(10, 20)
+    _, state = lossy(model, 0.0, steps=5)
+    assert lossy(model, 1.0, state)[0] == []
+    (message,), _ = lossy(model, 0.5, state)
+    assert message.startswith("50 % of all elements of the last 9 gradients")
+
+
+def test_a_state_that_is_loaded_between_two_looks_is_not_taken_for_lost_gradients():
+    model = nn.Linear(10, 20)
+    _, much = lossy(model, 0.0, steps=500)
+    _, none = lossy(model, 1.0, steps=1)
+    optimizer = Madam(model.parameters(), lr=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(301):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+            if step in (50, 200):
+                optimizer.load_state_dict(much if step == 50 else none)

@@ -1,8 +1,9 @@
-"""Warnings about training that is about to go wrong, each given once: of codes, and of floats held by their bound."""
+"""Warnings about training that is about to go wrong, each given once: of codes, of bounds, of gradients."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ _EARLY, _EVERY = (10, 100, 300), 1000
 _FULL = 0.2
 _FULL_OF_FLOATS = 0.3  # a last layer that learns well may have a quarter of its weights there
 _FEW, _FULL_OF_FEW = 16, 0.5  # of a tensor of fewer weights than 16, two or three at the end mean nothing
+_NOT_FINITE = 0.1  # of the gradients' elements since the last look
 
 # A parameter's name, itself, its scale, and whether it began as zeros.
 _Float = tuple[str | None, Tensor, Tensor, bool]
@@ -35,8 +37,9 @@ class Watch:
         self._ticks: Counter[int] = Counter()
         self._lr: dict[int, tuple[float, str | None, float]] = {}
         self._said: set[object] = set()
-        # Shares of floats at their bounds, and scales, on their way from a GPU: nobody waits for them.
-        self._coming: list[tuple[Any, Tensor, list[_Float], float]] = []
+        # Numbers on their way from a GPU, for which nobody waits, and what is to be done with them.
+        self._coming: list[tuple[Any, Tensor, Callable[[Tensor], None]]] = []
+        self._skipped: dict[object, tuple[int, int]] = {}  # elements of gradients, and before which step
 
     def look(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]], *, coded: bool) -> None:
         """Look before a step of a param group. ``coded``: some of its parameters are."""
@@ -55,13 +58,18 @@ class Watch:
         if coded and not self._ticks[place]:
             self._look_at_arguments(group)
         self._ticks[place] += 1
+        begins = self._ticks[place] == 1
         due = self._ticks[place] in _EARLY or self._ticks[place] % _EVERY == 0
-        if not (due or self._coming) or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if not (begins or due or self._coming) or (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
             return
         self._take_what_has_come()
         if due:
             self._look_at_codes(group)
             self._look_at_floats(group, state)
+        if begins or due:
+            self._look_at_gradients(group, state, place)
 
     def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str, momentum: float) -> None:
         # At half the spacing only gradients above their usual size still move a weight, and means are smaller.
@@ -121,23 +129,48 @@ class Watch:
             own = [each for each in fresh if each[1].device == device]
             shares = torch.stack([_share_at_the_bound(p, bound * scale) for _, p, scale, _ in own])
             found = torch.stack([shares, torch.stack([scale.float() for _, _, scale, _ in own])])
-            if device.type != "cuda":
-                self._warn_of_floats(found, own, bound)
-                continue
-            here = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=True)
-            here.copy_(found, non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record(torch.cuda.current_stream(device))
-            self._coming.append((arrived, here, own, bound))
+            self._when_here(found, partial(self._warn_of_floats, own=own, bound=bound))
+
+    def _look_at_gradients(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]], place: int) -> None:
+        """Elements of gradients that could not be used since the last look: all, where the loss is nan."""
+        known = [(shards.local(p), state[p]["nonfinite"]) for p in group["params"] if "nonfinite" in state.get(p, {})]
+        for device in {count.device for _, count in known}:
+            own = [(p.numel(), count) for p, count in known if count.device == device]
+            total = torch.stack([count for _, count in own]).sum()
+            weights, tick = sum(numel for numel, _ in own), self._ticks[place]
+            self._when_here(total, partial(self._warn_of_gradients, key=(place, device), weights=weights, tick=tick))
+
+    def _when_here(self, found: Tensor, then: Callable[[Tensor], None]) -> None:
+        if found.device.type != "cuda":
+            then(found)
+            return
+        here = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=True)
+        here.copy_(found, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(found.device))
+        self._coming.append((arrived, here, then))
 
     def _take_what_has_come(self) -> None:
         coming, self._coming = self._coming, []
-        for each in coming:
-            arrived, found, own, bound = each
+        for arrived, found, then in coming:
             if arrived.query():
-                self._warn_of_floats(found, own, bound)
+                then(found)
             else:
-                self._coming.append(each)
+                self._coming.append((arrived, found, then))
+
+    def _warn_of_gradients(self, found: Tensor, key: object, weights: int, tick: int) -> None:
+        count = int(found)
+        before, since = self._skipped.get(key, (0, 1))
+        self._skipped[key] = count, tick
+        # More than there were, or fewer than before: of a state that was loaded meanwhile.
+        steps, new = tick - since, count - before
+        if _NOT_FINITE * weights * steps < new <= weights * steps and "nonfinite" not in self._said:
+            self._said.add("nonfinite")
+            warn(
+                f"{100 * new / (weights * steps):.0f} % of all elements of the last {steps} gradients were nan, "
+                "infinite or too large to square, and their weights were left as they are: look at the loss, and for "
+                "where it begins use torch.autograd.set_detect_anomaly(True)"
+            )
 
     def _warn_of_floats(self, found: Tensor, own: list[_Float], bound: float) -> None:
         for (name, p, _, zeros), share, scale in zip(own, *found.tolist(), strict=True):
