@@ -89,7 +89,9 @@ def test_a_bad_argument_raises_a_value_error_that_says_what_to_do(arguments, say
 def test_a_misspelt_or_foreign_group_argument_raises_and_a_label_does_not(name, says):
     with pytest.raises(ValueError, match=says):
         Madam([{"params": list(network().parameters()), name: 0.9}])
-    Madam([{"params": list(network().parameters()), "label": "encoder", "lr_scale": 0.5, "initial_lr": 0.01}])
+    own = {"label": "encoder", "lr_scale": 0.5, "initial_lr": 0.01, "layer": 3, "lr_mult": 2.0, "fix_lr": True}
+    schedules = {"max_lr": 1.0, "min_lr": 0.0, "base_lr": 0.1, "swa_lr": 0.1, "base_momentum": 0.8, "max_momentum": 0.9}
+    Madam([{"params": list(network().parameters()), **own, **schedules, "note": None}])
 
 
 @pytest.mark.parametrize("bound", [-1, "3"])

@@ -16,9 +16,12 @@ ROUNDINGS = (None, "nearest", "stochastic")
 
 # Arguments that are numbers.
 NUMBERS = ("lr", "beta", "momentum", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
-# What schedulers and layer-wise decay put into a group beside the optimiser's own arguments.
-_GUESTS = frozenset(
-    {"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "lr_scale", "base_momentum", "max_momentum"}
+# What schedulers put into a group, and is called much as an argument is.
+_GUESTS = frozenset({"base_momentum", "max_momentum"})
+# Arguments of other optimisers, which would seem to do something. What else is in a group (a schedule's notes, a label,
+# a layer's number) is its owner's business.
+_FOREIGN = frozenset(
+    {"alpha", "amsgrad", "centered", "dampening", "eps", "etas", "lambd", "learning_rate", "momentum_decay", "nesterov"}
 )
 # What torch.compile, FSDP and activation checkpointing put into a parameter's name when they wrap a module.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -159,8 +162,7 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
 
     for name in sorted(group.keys() - set(known) - {"params", "param_names"} - _GUESTS):
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        # A number or a flag would look as if it did something; a label does not.
-        if close or isinstance(group[name], float | int | tuple) or group[name] is None:
+        if close or name in _FOREIGN:
             hint = f"did you mean {close[0]!r}?" if close else "it would do nothing; remove it"
             raise ValueError(f"{name!r} is no argument of Madam: {hint}")
 
