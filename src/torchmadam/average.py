@@ -101,7 +101,8 @@ class Average:
             if isinstance(module, _NormBase):
                 statistics = {"running_mean": module.running_mean, "running_var": module.running_var}
                 own |= {f"{prefix}.{name}".lstrip("."): s for name, s in statistics.items() if s is not None}
-        return {unwrapped(name): tensor for name, tensor in own.items()}
+        plain = {unwrapped(name): tensor for name, tensor in own.items()}
+        return plain if len(plain) == len(own) else own  # a module may be called as a wrapper's
 
     def state_dict(self) -> dict[str, object]:
         """The mean, how many updates it has seen and what it remembers of them, in plain tensors and numbers."""
@@ -113,8 +114,9 @@ class Average:
         means, count = state["means"], state["count"]
         if not isinstance(means, dict) or not isinstance(count, int):
             raise ValueError("this is not the state of an average: it has no 'means' and 'count'")
-        means = {unwrapped(name): mean for name, mean in means.items()}
         own = self._averaged()
+        plain = {unwrapped(name): mean for name, mean in means.items()}
+        means = plain if len(plain) == len(means) else means
         shapes = {name: tensor.shape for name, tensor in own.items()}
         if means and {name: mean.shape for name, mean in means.items()} != shapes:
             raise ValueError(
@@ -150,7 +152,7 @@ def average(model: nn.Module, *, recent: float | None = None, decay: float | Non
         model: what is trained.
         recent: how much of training so far the mean remembers, as a share of all updates; unless told otherwise 0.05.
             The mean is exponential, and its memory grows with training: the t-th update counts 1 / (recent t), and
-            the first 1 / recent are no more than the last weights. 1.0 weighs all updates alike. Update every step, or
+            the first 1 / recent are no more than the last weights. 1.0 weighs all about alike. Update every step, or
             every tenth; where that is once an epoch take 1.0.
         decay: instead, the decay an update of an ordinary exponential average, such as 0.999.
 

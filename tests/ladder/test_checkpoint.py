@@ -331,7 +331,7 @@ def test_ordinary_safetensors_pickles_and_missing_files_are_told_apart(tmp_path)
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(2)}, tmp_path / "plain.safetensors")
-    with pytest.raises(LadderFileError, match=r"not written by torchmadam\.save"):
+    with pytest.raises(LadderFileError, match=r"not written by torchmadam\.save.*load_state_dict"):
         load(tmp_path / "plain.safetensors", coded())
     torch.save(coded().state_dict(), tmp_path / "pickle.pt")
     with pytest.raises(LadderFileError, match="not a safetensors file"):

@@ -458,6 +458,25 @@ def test_the_state_of_an_average_says_what_it_remembers_and_is_that_of_a_wrapped
     torchmadam.average(model, decay=0.999).load_state_dict(earlier)
 
 
+def test_a_module_that_is_called_as_a_wrapper_is_averaged_apart():
+    model = nn.Linear(2, 2)
+    model._orig_mod = nn.Linear(2, 2)
+    mean = torchmadam.average(model)
+    mean.update()
+    state = mean.state_dict()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    again = torchmadam.average(model)
+    again.load_state_dict(state)
+    own = dict(model.named_parameters())
+    with again.applied():
+        seen = {name: p.clone() for name, p in model.named_parameters()}
+    assert seen.keys() == own.keys() == state["means"].keys()
+    assert len({float(p.sum()) for p in seen.values()}) == 4
+    torch.testing.assert_close(seen, state["means"], check_stride=False)
+
+
 def test_a_cuda_graph_is_refused(monkeypatch):
     mean, take, _ = one_weight(0.05)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -178,7 +178,10 @@ def read(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> tuple[d
     except Exception as error:  # the parser's own errors are of many kinds
         raise LadderFileError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     if "torchmadam" not in metadata or "sha256" not in metadata:
-        raise LadderFileError(f"{path} was not written by torchmadam.save: its metadata does not describe any codes")
+        raise LadderFileError(
+            f"{path} was not written by torchmadam.save: its metadata does not describe any codes; to load an ordinary "
+            f"file of floats, model.load_state_dict(safetensors.torch.load_file(path))"
+        )
     description = metadata["torchmadam"]
     if len(description) > 4096 + 2048 * len(tensors):
         raise LadderFileError(
