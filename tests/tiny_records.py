@@ -18,6 +18,6 @@ def made(name, seed=0, test=5.0, train=1.0, **changes):
         "metric": "test error %", "test": test, "train": train, "curve": curve, "weights": 1000,
         "bytes": {"weights": 1625 if recipe.ladder else 4000, "optimiser": 4000, "float32": 4000}, "codes": codes,
         "seconds": 10.0, "started": "2026-01-01T00:00:00+00:00", "commit": "0" * 40, "dirty": False, "source": "0" * 16,
-        "versions": {}, "device": "CPU",
+        "versions": {"torchmadam": "0.2.0"}, "device": "CPU",
     }  # fmt: skip
     return {**record, **changes}

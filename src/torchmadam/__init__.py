@@ -38,7 +38,7 @@ __all__ = [
     "to_dense_",
     "to_ladder_",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 # Imported when they are first asked for: two of them take a moment, and hf needs Transformers.

@@ -556,3 +556,20 @@ def test_falling_rates_change_nothing_but_the_schedule_and_averages_nothing_at_a
         assert replace(falling, **like) == constant
         averaged = recipes.get(name.removesuffix(rate) + "recent_" + rate)
         assert averaged.settings() == {**constant.settings(), "recent": 0.05}
+
+
+def test_tables_count_the_runs_whose_rule_the_library_no_longer_has(folder):
+    earlier = {"versions": {"torchmadam": "0.1.0"}}
+    for record in (
+        made("digits_60e_crossing_1", 0, **earlier),
+        made("digits_60e_crossing_1", 1),
+        made("digits_60e_signed8", 0, **earlier),
+        made("digits_60e_madam", 0, **earlier),  # the paper's rule is as it was
+        made("digits_60e_paper8", 0, **earlier),
+        made("digits_60e_adamw_0.001_0.1", 0, **earlier),
+    ):
+        records.write(record, folder)
+    assert crossing_table(Results(folder)).note.endswith(" Runs by torchmadam 0.1, which clamped biases: 2.")
+    (folder / "digits_60e_crossing_1" / "0.json").unlink()
+    (folder / "digits_60e_signed8" / "0.json").unlink()
+    assert "torchmadam 0.1" not in crossing_table(Results(folder)).note

@@ -10,6 +10,8 @@ from typing import Any
 from madam_lab import recipes, records, studies
 
 MISSING = "missing"
+# Of the library: since then biases and other vectors are not clamped, if weights may cross zero.
+_UNCLAMPED = (0, 2)
 
 
 class Results:
@@ -103,6 +105,16 @@ def is_traceable(record: dict[str, Any]) -> bool:
     if record["source"] == "mixed":
         return False
     return not records.knows_commits() or records.commit_with(record["source"]) is not None
+
+
+def is_by_an_earlier_rule(record: dict[str, Any]) -> bool:
+    """Whether this is a run of Madam whose rule the library no longer has."""
+    settings = record["settings"]
+    if settings.get("optimiser") != "madam":
+        return False
+    rule = settings["ladder"] or settings["arguments"]
+    version = tuple(map(int, record["versions"]["torchmadam"].split(".")[:2]))
+    return bool(rule.get("crossing")) and version < _UNCLAMPED
 
 
 def paper_cell(paper: recipes.Paper | None, which: str = "test") -> str:

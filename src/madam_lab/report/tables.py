@@ -8,7 +8,7 @@ from typing import Any
 
 from madam_lab.recipes import PAPER
 from madam_lab.recipes.paper import BITS_TABLE
-from madam_lab.report.numbers import Results, paper_cell
+from madam_lab.report.numbers import Results, is_by_an_earlier_rule, paper_cell
 
 # Rows of the paper's tables: task, what is measured, and how its recipes are called.
 ROWS = [
@@ -37,7 +37,7 @@ class Table:
     """A table: its title, what to know about it, its head and its rows."""
 
     title: str
-    note: str
+    about: str
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     measured: Sequence[object]  # what of ours is in it
@@ -46,6 +46,14 @@ class Table:
     def has_results(self) -> bool:
         """Whether any of its cells is measured by us."""
         return any(self.measured)
+
+    @property
+    def note(self) -> str:
+        """What to know about it, and how much of it is from before the library's rule changed."""
+        runs = [each for each in self.measured if isinstance(each, dict) and "settings" in each]
+        earlier = {(run["recipe"], run["seed"]) for run in runs if is_by_an_earlier_rule(run)}
+        said = f" Runs by torchmadam 0.1, which clamped biases: {len(earlier)}." if earlier else ""
+        return (self.about + said).lstrip()
 
     def markdown(self) -> str:
         """As Markdown."""
