@@ -245,14 +245,27 @@ def test_an_all_zero_tensor_moves_by_the_signed_rule_on_zero_scale():
     assert torch.all(gain > 0)
 
 
-@pytest.mark.parametrize("rule", [{}, {"bound": None, "crossing": 5.0}, {"crossing": 0.1}])
-def test_zeros_have_the_zone_that_others_have_and_one_as_wide_as_the_clamp_at_least(rule):
-    bias = nn.Parameter(torch.zeros(3))
-    bias.grad = torch.tensor([1.0, -1.0, 0.0])
-    Madam([bias], weight_decay=0.0, **rule).step()
-    torch.testing.assert_close(
-        bias.detach(), torch.tensor([-1.0, 1.0, 0.0]) * 0.05 * math.sinh(0.01), rtol=1e-4, atol=0
-    )
+@pytest.mark.parametrize(
+    ("rule", "width"),
+    [
+        ({}, 0.05),
+        ({"bound": None, "crossing": 5.0}, 0.05),
+        ({"bound": 100}, 0.05),
+        ({"bound": None}, 0.05),
+        ({"bound": 2.0}, 0.02),
+        ({"crossing": 0.1}, 0.005),
+        ({"crossing": 0.0}, 0.05),  # since nothing multiplied by zero moves
+        ({"crossing": 0.0, "bound": None}, 0.01),
+    ],
+)
+def test_zeros_have_the_zone_that_others_have(rule, width):
+    for shape in ((3,), (1, 3)):
+        weight = nn.Parameter(torch.zeros(shape))
+        weight.grad = torch.tensor([1.0, -1.0, 0.0]).view(shape)
+        Madam([weight], weight_decay=0.0, zero_scale=0.01 if len(shape) == 1 else 10.0, **rule).step()
+        wide = width if len(shape) == 1 else 1000 * width
+        expected = torch.tensor([-1.0, 1.0, 0.0]).view(shape) * wide * math.sinh(0.01)
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-4, atol=0)
 
 
 def test_zero_scale_zero_leaves_zeros_alone_and_says_so_once_by_name():
@@ -735,13 +748,13 @@ def test_gains_next_to_zero_grow_as_those_that_are_zero(size):
             each.grad = -torch.ones_like(each)
         optimizer.step()
     torch.testing.assert_close(p, zero, rtol=0.01, atol=2e-5)  # means are dithered
-    assert optimizer.state[p]["scale"] * optimizer.state[p]["crossing"] == pytest.approx(0.01)
+    assert optimizer.state[p]["scale"] / optimizer.state[p]["room"] == pytest.approx(0.01)
     random = nn.Parameter(torch.full((32,), 2e-4))
     other = Madam([random, nn.Parameter(torch.full((4,), 1e-5))], zero_scale=0.0)
     for each in other.param_groups[0]["params"]:
         each.grad = torch.ones_like(each)
     other.step()
-    widths = [float(state["scale"]) * state["crossing"] for state in other.state.values()]
+    widths = [float(state["scale"]) / state["room"] for state in other.state.values()]
     assert widths == pytest.approx([2e-4, 1e-5])
 
 

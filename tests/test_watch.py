@@ -47,9 +47,25 @@ def test_there_is_no_warning_where_nothing_is_held_back_from_zero(model, madam):
 
 def test_other_floats_that_reached_their_bound_are_named_with_what_to_do():
     said = trained(nn.Linear(8, 64))
-    assert [message.split(" is at")[0].split(" % of ")[1] for message in said] == ["weight"]  # about half of it
-    assert "5 x its scale" in said[0]
+    assert [message.split(" is at")[0].split(" % of ")[1] for message in said] == ["weight", "bias"]
+    assert "5 x its scale" in said[0]  # about half of it
     assert "or no bound (bound=None), or rescale" in said[0]
+    assert said[1].startswith("100 % of bias is at its bound, 100: it wants to grow; use no bound (bound=None), or")
+
+
+def test_what_began_with_weights_beyond_its_bound_is_told_of_the_bound_that_it_has():
+    w = torch.full((10, 30), 0.1)
+    w[:5], w[0, 0] = 0.9, 2.0
+    p = nn.Parameter(w)
+    model = nn.Module()
+    model.weight = p
+    (message,) = trained(model, crossing=3.0, bound=2.0)
+    assert "% of weight is at its bound, 2: it wants to grow; use no bound" in message
+
+
+def test_zeros_whose_scale_was_given_are_told_of_that():
+    (message,) = trained(zeroed(), scale=0.1)
+    assert "is at its bound, 5 x its scale 0.1: it wants to grow; use a larger scale=" in message
 
 
 def test_a_network_that_learns_within_its_bound_is_not_warned_of():
@@ -69,7 +85,7 @@ def test_a_network_that_learns_within_its_bound_is_not_warned_of():
 def test_vectors_are_not_held_back_by_their_bound_but_by_the_papers_rule(value):
     def train(make, **arguments):
         p = nn.Parameter(torch.full((), value))
-        optimizer = make([p], lr=0.1, **arguments)
+        optimizer = make([p], lr=0.05, **arguments)
         for _ in range(101):
             p.grad = -torch.ones_like(p)
             optimizer.step()
@@ -77,7 +93,7 @@ def test_vectors_are_not_held_back_by_their_bound_but_by_the_papers_rule(value):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert train(Madam) > 50
+        assert train(Madam) > 1
     with pytest.warns(UserWarning, match="began as zeros" if value == 0 else "wants to grow"):
         assert train(Madam.paper) == pytest.approx(3 * (value or 0.01))
 
@@ -171,7 +187,9 @@ def test_bounds_that_weights_begin_at_say_nothing(bound):
     [
         ({"crossing": 0.3, "bound": None}, "paper12", "bound=, crossing=: Madam has this for floats"),
         ({"scale": 5.0}, "signed8", "scale=: Madam has this for floats"),
-        ({"crossing": 0.3}, LadderFormat.signed(8, crossing=0.3), None),  # as it is
+        ({"crossing": 0.3}, LadderFormat.signed(8, crossing=0.3), None),  # as it is, but for biases
+        ({"crossing": 1.0}, "signed8", None),
+        ({"bound": 10.0}, "signed8", "bound=: Madam has this for floats"),
         ({"crossing": 0.0, "bound": 3.0}, "paper12", None),  # Madam.paper's
         ({}, "paper12", None),
         ({"crossing": 0.0}, "signed8", "crossing=: Madam has this for floats"),
@@ -190,10 +208,14 @@ def test_arguments_that_codes_do_not_have_are_named_once(arguments, ladder, told
                 optimizer.step()
         return [str(w.message) for w in caught]
 
-    messages = said(to_ladder_(nn.Linear(4, 4), ladder))
+    def network():
+        return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+
+    messages = said(to_ladder_(network(), ladder))
     assert len(messages) == (told is not None)
     assert all(told in message for message in messages)
-    assert said(to_ladder_(nn.Linear(4, 4), ladder, filter=lambda name, p: name != "bias")) == []  # it is for the bias
+    some = to_ladder_(network(), ladder, filter=lambda name, p: not name.endswith("bias"))
+    assert said(some) == []  # it is for the biases
 
 
 def test_what_is_usual_for_floats_is_what_madam_has_by_default():

@@ -103,7 +103,7 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
             )
     for name in NUMBERS:
         kinds = float | int if name == "momentum" else float | int | Tensor
-        if not isinstance(group[name], kinds) and not (name == "bound" and group[name] is None):
+        if not isinstance(group[name], kinds) and not (name in ("bound", "crossing") and group[name] is None):
             raise ValueError(f"{name}={group[name]!r} cannot work: it must be a number")
     _require(
         0 <= float(lr) < math.inf, group, "lr", "a step downhill needs a finite lr >= 0; to climb, use maximize=True"
@@ -117,13 +117,14 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
         group["bound"] is None or 0 < group["bound"] < math.inf,
         group,
         "bound",
-        "weights are clamped to bound times their initial RMS, so bound > 0 (5, the paper's 3), or None for no clamp",
+        "matrices are clamped to bound times their initial RMS, so bound > 0 (5, the paper's 3), or None for no clamp",
     )
     _require(
-        group["crossing"] == 0 or 1e-6 <= group["crossing"] <= 1e6,
+        group["crossing"] is None or group["crossing"] == 0 or 1e-6 <= group["crossing"] <= 1e6,
         group,
         "crossing",
-        "it is the width of the additive zone around zero, as a share of the clamp: 0 for the paper's rule, or .1 to 3",
+        "it is the width of the additive zone around zero in units of bound x sigma: 0 for the paper's rule, .1 to 3, "
+        "or None for five sigma",
     )
     if isinstance(group["scale"], Mapping):
         bad = {name: scale for name, scale in group["scale"].items() if not 0 < scale < math.inf}
@@ -167,11 +168,15 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
             raise ValueError(f"{name!r} is no argument of Madam: {hint}")
 
 
-def usual_crossing(bound: Any) -> float:
+def crossing_of(group: Mapping[str, Any]) -> float:
+    """A group's crossing; None is that of a zone of five sigma, or of the bound if that is less."""
+    crossing: float | None = group["crossing"]
+    return usual_crossing(group["bound"]) if crossing is None else crossing
+
+
+def usual_crossing(bound: float | None) -> float:
     """The crossing with which steps are additive within five sigma, or within the bound if that is less."""
-    if bound is None:
-        return ZONE
-    return min(1.0, ZONE / bound) if isinstance(bound, float | int) and bound > 0 else 1.0  # others are refused
+    return ZONE if bound is None else min(1.0, ZONE / float(bound))
 
 
 def _require(holds: bool, group: Mapping[str, Any], name: str, why: str) -> None:

@@ -1,5 +1,6 @@
 """What an optimiser's state holds: begun at a parameter's first gradient, moments of its kind in its memory order."""
 
+import math
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torchmadam import groups, moment8, noise, shards
 from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import describe
-from torchmadam.start import starts, warn_stuck
+from torchmadam.start import Start, starts, warn_stuck
 
 Group = dict[str, Any]
 States = MutableMapping[Tensor, dict[str, Any]]
@@ -52,8 +53,8 @@ def ready(group: Group, states: States, every: Sequence[Group], *, coded: bool) 
     for _, p in found:
         state = states[p]
         if coded:  # what it had as a float
-            state.pop("scale", None)
-            state.pop("crossing", None)
+            for each in ("scale", "room", "zeros"):
+                state.pop(each, None)
         elif state["scale"].dtype != (wide := _wide(p)):  # of a state from when the parameter had another dtype
             state["scale"] = state["scale"].to(wide)
         prepare(state, p, group["second_moment"], group["momentum"], noise.stream(group["seed"], state["index"]))
@@ -81,13 +82,26 @@ def _begin(
         found = starts(group, names, params)
         for p, state, start in zip(params, begun, found, strict=True):
             state["scale"] = torch.full((), start.scale, dtype=_wide(p), device=p.device)
-            if start.is_zeros or start.share != group["crossing"]:
-                state["crossing"] = start.share
+            state["room"], state["zeros"] = start.room, start.is_zeros
         stuck = [(name, p) for name, p, start in zip(names, params, found, strict=True) if start.is_stuck]
         if stuck:
             warn_stuck([name or f"parameter {position[p]}" for name, p in stuck])
     for p, state in zip(params, begun, strict=True):
         states[p] = state | states[p]
+
+
+def crossing_of(group: Group, state: dict[str, Any]) -> float:
+    """The width of a float parameter's zone as a share of its limit."""
+    return Start(0.0, state["room"], state["zeros"]).share(groups.crossing_of(group))
+
+
+def renew(group: Group, state: dict[str, Any]) -> None:
+    """Bring the state of a float parameter from before 0.2 up to date: only zeros had something else than others."""
+    crossing = state.pop("crossing", None)
+    if "scale" in state and "room" not in state:
+        state["zeros"] = crossing is not None
+        usual = groups.crossing_of(group) or 1.0
+        state["room"] = 1.0 if crossing is None else usual / crossing if crossing else math.inf
 
 
 def _wide(p: Tensor) -> torch.dtype:

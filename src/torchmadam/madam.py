@@ -35,8 +35,9 @@ class Madam(Optimizer):
             in two bytes a weight. 0: none, as in the paper, and no state for it. For codes it is a mean of steps, each
             with the ``lr`` that it was made with, and also holds what stochastic rounding drops, for the steps to come.
         max_step: the largest step in units of ``lr`` [eta*/eta].
-        bound: weights are clamped to this many sigma [sigma*/sigma]; None: no clamp. Where they may cross zero, what a
-            tensor begins with is never cut, and biases and other vectors are not clamped.
+        bound: matrices are clamped to this many sigma [sigma*/sigma], or to the largest weight that they begin with;
+            biases and other vectors to 20 times ``bound``, which is 100. None: no clamp. Where weights may not cross
+            zero, or ``scale`` is given, everything is clamped to ``bound`` sigma.
         crossing: steps are additive for weights below ``crossing`` x ``bound`` x sigma (``crossing`` x sigma without a
             bound), so that they can pass through zero, and relative above. None: 5 sigma, or ``bound`` sigma if that is
             less. 0 is the paper's rule, under which no weight ever changes sign.
@@ -44,8 +45,8 @@ class Madam(Optimizer):
             as :func:`torchmadam.scales_of` gives sets it by name, when the parameters come with names.
         zero_scale: sigma of vectors that are all zeros (biases, mostly), or next to zero: with an RMS below a hundredth
             of this, as LayerScale's gains. That of such matrices is 0.5 over the root of their inputs, if that is more
-            (not under the paper's rule). Zeros have a zone of ``bound`` sigma at least, since nothing multiplied by
-            zero moves. 0 leaves them at zero.
+            (not under the paper's rule; there zeros have a zone of ``bound`` sigma, since nothing multiplied by zero
+            moves). 0 leaves them at zero.
         second_moment: "float32"; "8bit" for one byte a weight, which keeps the usual size of a gradient to within a
             quarter; or "none" for the sign of g, or of its mean, which moves a weight by whole steps for a hundred
             steps or two after its last gradient (rows of an embedding, say), and takes nothing of what rounding drops;
@@ -134,8 +135,6 @@ class Madam(Optimizer):
         for name in groups.NUMBERS:
             if isinstance(group[name], Real):  # NumPy's numbers among them
                 group[name] = float(group[name])
-        if group["crossing"] is None:
-            group["crossing"] = groups.usual_crossing(group["bound"])
         try:
             groups.check(group, self.defaults)
         except Exception:
@@ -288,7 +287,7 @@ class Madam(Optimizer):
             scales.append(state["scale"])
             nonfinite.append(state["nonfinite"])
             streams.append(noise.stream(group["seed"], state["index"]))
-            crossings.append(state.get("crossing", group["crossing"]))
+            crossings.append(held.crossing_of(group, state))
 
     def _check_replaced(self) -> None:
         if self._replacements != replaced.count():
@@ -345,6 +344,9 @@ class Madam(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            for p in group["params"]:
+                if p in self.state:
+                    held.renew(group, self.state[p])
         for p, own in self.state.items():
             for name, value in own.items():
                 if isinstance(value, Exact):

@@ -25,6 +25,7 @@ _MOMENTS: dict[str, tuple[str, ...]] = {
     "8bit": ("second_moment", "exponents"),
 }
 _STEP, _NONFINITE, _SCALE, _INDEX = map(itemgetter, ("step", "nonfinite", "scale", "index"))
+_START = itemgetter("room", "zeros")
 _PLANES, _CODING, _DTYPE, _SHAPE = map(attrgetter, ("planes", "coding", "dtype", "shape"))
 
 
@@ -125,6 +126,6 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
         tuple(map(_DTYPE, chain(grads, floats))),  # a moment's is the group's argument
         tuple(map(_SHAPE, floats)),
         tuple(map(_INDEX, held)),
-        tuple(each.get("crossing") for each in own),
+        tuple(map(_START, own)),
     )
     return Situation(key, planes + params, codings, len(group["params"]))

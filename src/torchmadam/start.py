@@ -2,7 +2,9 @@
 
 sigma      the root mean square of what the tensor holds at its first step, or what stands for it
 width      crossing x bound x sigma: below it steps are additive                       [beta_w]
-limit      bound x sigma, or more, if weights need room: they are clamped to it        [sigma*]
+limit      room x bound x sigma: weights are clamped to it                             [sigma*]
+
+The kernels know a tensor's ``scale``, room x sigma, and its own crossing, which is the width as a share of the limit.
 """
 
 import math
@@ -14,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from torchmadam import doubles, shards
-from torchmadam.groups import as_real, unwrapped
+from torchmadam.groups import as_real, crossing_of, unwrapped
+from torchmadam.ladder.format import LadderFormat
 from torchmadam.messages import describe, warn
 
 # Sums of squares are taken over so many elements at a time: in one go float32 loses digits, and float64 takes memory.
@@ -23,9 +26,11 @@ _CHUNK = 2**22
 _NEXT_TO_ZERO = 0.01
 # The sigma of a matrix of zeros, times the root of its inputs. PyTorch's layers begin with 0.58 over that root.
 _OF_INPUTS = 0.5
-# What vectors are clamped to: floats to no limit to speak of, but one that float16 can hold; codes, where they begin as
-# zeros, to that of norms' gains, which begin at 1.
-_OF_VECTORS, _OF_CODED_VECTORS = 3e4, 5.0
+# What vectors may grow to, in units of the bound. Floats: 100 under the usual one, which is not too much for sums in
+# bfloat16. Codes, where they begin as zeros: as far as norms' gains, which begin at 1; on a ladder of 2 bits no further
+# than others, since its only rungs are its ends and zero.
+_VECTORS, _CODED_VECTORS, _FEWEST_BITS = 20.0, 1.0, 3
+_JUST_ABOVE = 1 + 1e-6  # a limit is a product of float32 numbers, and may come out a little less
 
 
 @dataclass(frozen=True)
@@ -34,41 +39,41 @@ class Start:
 
     Attributes:
         sigma: the size of its weights.
-        crossing: the width of its zone of additive steps, as a share of bound x sigma.
-        room: its limit is this many times bound x sigma.
+        room: its limit is this many times bound x sigma; infinite, if nothing moves it.
         is_zeros: all of its weights are zero.
     """
 
     sigma: float
-    crossing: float
     room: float = 1.0
     is_zeros: bool = False
 
     @property
     def scale(self) -> float:
         """Of which the limit is ``bound`` times."""
-        return self.sigma * self.room
-
-    @property
-    def share(self) -> float:
-        """The width of the zone as a share of the limit."""
-        return self.crossing / self.room
+        return self.sigma if self.is_stuck else self.sigma * self.room
 
     @property
     def is_stuck(self) -> bool:
         """Whether the rule cannot move it."""
-        return self.is_zeros and self.crossing == 0
+        return math.isinf(self.room)
+
+    def share(self, crossing: float) -> float:
+        """The width of its zone as a share of its limit, where that of others is ``crossing``.
+
+        Zeros have a zone under the paper's rule, too: nothing multiplied by zero moves.
+        """
+        return (crossing or float(self.is_zeros)) / self.room
 
 
 def starts(
-    group: Mapping[str, Any], names: Iterable[str | None], params: list[Tensor], *, coded: bool = False
+    group: Mapping[str, Any], names: Iterable[str | None], params: list[Tensor], ladder: LadderFormat | None = None
 ) -> list[Start]:
-    """Where each parameter of a group starts, by what it holds now. ``coded``: it is to become codes.
+    """Where each parameter of a group starts, by what it holds now. ``ladder``: it is to become codes of that.
 
-    An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead: at least
-    crossing 1, and as its sigma ``zero_scale``, or, of a matrix where weights cross zero, a little less than PyTorch
-    would have begun with, if that is more. ``zero_scale=0`` leaves it alone, as the paper does. What is next to zero on
-    purpose (LayerScale's gains of 1e-5, heads that begin silent) is to grow far beyond its size, and gets it, too.
+    An all-zero tensor has an RMS of zero, and the pure rule never moves it. It gets the signed rule instead, and as its
+    sigma ``zero_scale``, or, of a matrix where weights cross zero, a little less than PyTorch would have begun with, if
+    that is more. ``zero_scale=0`` leaves it alone, as the paper does. What is next to zero on purpose (LayerScale's
+    gains of 1e-5, heads that begin silent) is to grow far beyond its size, and gets it, too.
 
     Where weights cross zero, the limit is further away than bound x sigma for two kinds of tensors, whose zones, and so
     their steps near zero, are no wider for that: biases and other vectors, whose first size says nothing about the one
@@ -82,7 +87,7 @@ def starts(
                 f"{describe(name)} holds a value that is not finite, so its scale cannot be measured; initialise it "
                 f"before the first step"
             )
-        start = _start(group, name, param, measured, largest, coded)
+        start = _start(group, name, param, measured, largest, ladder)
         limit = start.scale * (group["bound"] or 1.0)
         if limit > 0 and torch.tensor(limit, dtype=torch.float64).to(as_real(shards.local(param)).dtype) == 0:
             raise ValueError(
@@ -93,32 +98,36 @@ def starts(
 
 
 def _start(
-    group: Mapping[str, Any], name: str | None, param: Tensor, measured: float, largest: float, coded: bool
-) -> Start:
-    crossing, given, zero_scale = group["crossing"], given_scale(group, name), group["zero_scale"]
+    group: Mapping[str, Any], name: str | None, param: Tensor, measured: float, largest: float,
+    ladder: LadderFormat | None,
+) -> Start:  # fmt: skip
+    crosses, given, zero_scale = crossing_of(group) > 0, given_scale(group, name), group["zero_scale"]
     zeros = measured == 0 and param.numel() > 0
-    if zeros and zero_scale == 0 and (given is None or crossing == 0):
-        return Start(0.0 if given is None else given, 0.0, is_zeros=True)
-    if zeros and zero_scale > 0:
-        crossing = max(1.0, crossing)
+    if zeros and zero_scale == 0 and (given is None or not crosses):
+        return Start(given or 0.0, math.inf, is_zeros=True)
     if given is not None:
-        return Start(given, crossing, is_zeros=zeros)
-    sigma, inputs, room = measured, _inputs(param), 1.0
-    is_silent = measured < _NEXT_TO_ZERO * zero_scale
+        return Start(given, is_zeros=zeros)
+    sigma, is_silent, is_vector = measured, measured < _NEXT_TO_ZERO * zero_scale, _is_vector(param)
     if is_silent:
-        sigma = zero_scale if inputs == 1 or group["crossing"] == 0 else max(zero_scale, _OF_INPUTS / math.sqrt(inputs))
-    if group["bound"] is not None and group["crossing"] > 0 and sigma > 0:  # the paper's rule is left as it is
-        limit = 0.0 if coded else largest
-        if inputs == 1 and param.numel() and (is_silent or not coded):
-            limit = max(limit, _OF_CODED_VECTORS if coded else _OF_VECTORS)
-        room = max(room, limit / (group["bound"] * sigma))
-    return Start(sigma, crossing, room, zeros)
+        sigma = zero_scale
+        if crosses and param.numel() and not is_vector:
+            sigma = max(sigma, _OF_INPUTS / math.sqrt(param.numel() // len(param)))
+    bound = group["bound"]
+    if bound is None or not crosses or not sigma or not param.numel():  # the paper's rule is left as it is
+        return Start(sigma, is_zeros=zeros)
+    room = 1.0
+    if is_vector and ladder is None:
+        room = max(room, _VECTORS / sigma)
+    elif is_vector and is_silent and ladder is not None and ladder.stored_bits >= _FEWEST_BITS:
+        room = max(room, _CODED_VECTORS / sigma)
+    if ladder is None and largest > room * bound * sigma:
+        room = _JUST_ABOVE * largest / (bound * sigma)
+    return Start(sigma, room, zeros)
 
 
-def _inputs(param: Tensor) -> int:
-    """How many numbers a row of a matrix, a convolution or a table multiplies; 1 for vectors of any dimensions."""
-    is_vector = param.dim() < 2 or (param.dim() > 2 and param.numel() == max(param.shape)) or not param.numel()
-    return 1 if is_vector else param.numel() // len(param)
+def _is_vector(param: Tensor) -> bool:
+    """Of any dimensions, such as n x 1 x 1. A matrix of one column is none: layers of one input have those."""
+    return param.dim() < 2 or (param.dim() > 2 and param.numel() == max(param.shape) > 0)
 
 
 def given_scale(group: Mapping[str, Any], name: str | None) -> float | None:
@@ -156,10 +165,13 @@ def sizes(tensors: Iterable[Tensor]) -> list[tuple[float, float]]:
     tensors = list(tensors)
     squares, largest = [], []
     for tensor in tensors:
-        chunks = [doubles.doubled(chunk) for chunk in as_real(shards.local(tensor)).reshape(-1).split(_CHUNK)]
-        squares.append(torch.stack([chunk.square().sum() for chunk in chunks]).sum())
-        ends = [chunk.abs().max() for chunk in chunks if chunk.numel()]
-        largest.append(torch.stack(ends).max() if ends else torch.zeros_like(squares[-1]))
+        sums, ends = [], []
+        for chunk in as_real(shards.local(tensor)).reshape(-1).split(_CHUNK):
+            wide = doubles.doubled(chunk)
+            sums.append(wide.square().sum())
+            ends.append(wide.abs().max() if wide.numel() else sums[-1])
+        squares.append(torch.stack(sums).sum())
+        largest.append(torch.stack(ends).max())
     by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
     summed = shards.over_parts(squares, tensors)
     ended = shards.over_parts(largest, tensors, largest=True)

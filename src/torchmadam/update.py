@@ -5,7 +5,7 @@ Per weight w with gradient g, each step:
     v  <-  beta v + (1 - beta) g^2                                    second moment, gbar = sqrt(v / (1 - beta^t))
     u  <-  clamp(g / gbar, -max_step, +max_step)                      g: or its mean, with momentum
     w  <-  w exp(-lr u sign w)                                        crossing = 0: the paper's Madam, Algorithm 1
-    w  <-  clamp(w, -sigma*, +sigma*)                                 sigma* = bound x the tensor's first RMS
+    w  <-  clamp(w, -sigma*, +sigma*)                                 sigma* = bound x the tensor's scale
 
 With crossing > 0 the third line gets a second term, which lets small weights pass through zero. Weights that are codes
 take the same step in whole rungs of their ladder.
@@ -80,9 +80,9 @@ def madam_(
     ``means`` (like the parameters, bfloat16), the first moments, are empty where momentum is 0.
     ``moments`` (like the parameters, float32; or codes of :mod:`moment8`, which come with ``exponents``) may be empty:
     then u = sign g, the rule of the paper's theory section.
-    ``steps``, ``scales`` (sigma, the RMS at the first step) and ``nonfinite`` are 0-d tensors, one a parameter, on its
-    device; ``streams`` and ``crossings`` are numbers, one a parameter. ``firsts``: where in the whole parameter each of
-    these begins, which may be shards; empty: all are whole.
+    ``steps``, ``scales`` (start.py: the RMS at the first step, or more) and ``nonfinite`` are 0-d tensors, one a
+    parameter, on its device; ``streams`` and ``crossings`` are numbers, one a parameter. ``firsts``: where in the whole
+    parameter each of these begins, which may be shards; empty: all are whole.
     """
     for i, param in enumerate(params):
         steps[i].add_(1)

@@ -13,6 +13,7 @@ from torchmadam import groups, shards
 from torchmadam.ladder.format import LadderFormat
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import warn
+from torchmadam.start import given_scale
 
 # Looking at all weights reads them once more, and at codes synchronises with the device, so it is done rarely.
 _EARLY, _EVERY = (10, 100, 300), 1000
@@ -21,12 +22,11 @@ _FULL_OF_FLOATS = 0.3  # a last layer that learns well may have a quarter of its
 _FEW, _FULL_OF_FEW = 16, 0.5  # of a tensor of fewer weights than 16, two or three at the end mean nothing
 _NOT_FINITE = 0.1  # of the gradients' elements since the last look
 
-# A parameter's name, itself, its scale, and whether it began as zeros.
-_Float = tuple[str | None, Tensor, Tensor, bool]
-
+# A parameter's name, itself, its state, and whether its scale was given.
+_Float = tuple[str | None, Tensor, dict[str, Any], bool]
 
 # What codes have from to_ladder_, and what it is when nothing was said about it, to Madam and to Madam.paper.
-_OF_FLOATS = {"bound": 5.0, "crossing": 1.0, "scale": None, "zero_scale": 0.01}
+_OF_FLOATS = {"bound": 5.0, "crossing": None, "scale": None, "zero_scale": 0.01}
 _OF_PAPER = {**_OF_FLOATS, "bound": 3.0, "crossing": 0.0}
 
 
@@ -88,7 +88,7 @@ class Watch:
         given = min(
             ([name for name in usual if group[name] != usual[name]] for usual in (_OF_FLOATS, _OF_PAPER)), key=len
         )
-        if "crossing" in given and all(ladder.crossing == group["crossing"] for ladder in ladders):
+        if "crossing" in given and any(ladder.crossing == group["crossing"] for ladder in ladders):
             given.remove("crossing")
         if given and len(ladders) == len(own) and "arguments" not in self._said:
             self._said.add("arguments")
@@ -121,14 +121,13 @@ class Watch:
         names = group.get("param_names") or [None] * len(group["params"])
         fresh: list[_Float] = []
         for name, p in zip(names, group["params"], strict=True):
-            own_state = state.get(p, {})
-            zeros = own_state.get("crossing", 0.0) >= 1  # what may grow further than its zone has a small one
-            if id(p) not in self._said and "scale" in own_state and _matters(name, p, zeros):
-                fresh.append((name, p, own_state["scale"], zeros))
+            known = state.get(p, {})
+            if id(p) not in self._said and "scale" in known and _matters(name, p, known):
+                fresh.append((name, p, known, given_scale(group, name) is not None))
         for device in {p.device for _, p, _, _ in fresh}:
             own = [each for each in fresh if each[1].device == device]
-            shares = torch.stack([_share_at_the_bound(p, bound * scale) for _, p, scale, _ in own])
-            found = torch.stack([shares, torch.stack([scale.float() for _, _, scale, _ in own])])
+            shares = torch.stack([_share_at_the_bound(p, bound * known["scale"]) for _, p, known, _ in own])
+            found = torch.stack([shares, torch.stack([known["scale"].float() for _, _, known, _ in own])])
             self._when_here(found, partial(self._warn_of_floats, own=own, bound=bound))
 
     def _look_at_gradients(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]], place: int) -> None:
@@ -173,32 +172,36 @@ class Watch:
             )
 
     def _warn_of_floats(self, found: Tensor, own: list[_Float], bound: float) -> None:
-        for (name, p, _, zeros), share, scale in zip(own, *found.tolist(), strict=True):
+        for (name, p, known, given), share, scale in zip(own, *found.tolist(), strict=True):
+            zeros = known["zeros"] and not given
             # Not a number: of a shard that is empty. No scale: zeros that are to stay.
             if not scale or not share > _most(p, _FULL if zeros else _FULL_OF_FLOATS):
                 continue
             self._said.add(id(p))
-            where = (
-                f"{100 * share:.0f} % of {name or f'a tensor of shape {tuple(p.shape)}'} is at its bound, {bound:g} x "
-            )
-            if zeros:
+            where = f"{100 * share:.0f} % of {name or f'a tensor of shape {tuple(p.shape)}'} is at its bound, "
+            if known["room"] > 1:
                 warn(
-                    f"{where}{scale:.2g}: it began as zeros, which have no scale of their own, and wants to grow; "
-                    f"use a larger zero_scale= for it, such as {3 * scale:.1g}, or initialise it off zero",
+                    f"{where}{bound * scale:.3g}: it wants to grow; use no bound (bound=None), or rescale what the "
+                    f"network is to predict",
+                )
+            elif zeros:
+                warn(
+                    f"{where}{bound:g} x {scale:.2g}: it began as zeros, which have no scale of their own, and wants "
+                    f"to grow; use a larger zero_scale= for it, such as {3 * scale:.1g}, or initialise it off zero",
                 )
             else:
                 warn(
-                    f"{where}its scale {scale:.2g}: it wants to grow; use a larger scale= for it, or no bound "
-                    f"(bound=None), or rescale what the network is to predict",
+                    f"{where}{bound:g} x its scale {scale:.2g}: it wants to grow; use a larger scale= for it, or no "
+                    f"bound (bound=None), or rescale what the network is to predict",
                 )
 
 
-def _matters(name: str | None, p: Tensor, zeros: bool) -> bool:
-    """Whether a share of this float tensor says something. Biases that began as zeros: zero_scale is made for them."""
+def _matters(name: str | None, p: Tensor, known: dict[str, Any]) -> bool:
+    """Whether a share of this float tensor says something. It does not of biases that zero_scale bounds, on purpose."""
     if isinstance(shards.local(p), LadderTensor):
         return False
     is_bias = p.dim() == 1 if name is None else "bias" in name.rpartition(".")[2]
-    return not (zeros and is_bias)
+    return not (is_bias and known["zeros"] and known["room"] == 1)
 
 
 def _most(p: Tensor, usual: float) -> float:

@@ -10,7 +10,7 @@ import torch
 from madam_lab import queue, recipes, records
 from madam_lab.optimisers import build_optimiser
 from madam_lab.recipes import PAPER
-from torchmadam import LadderFormat, Madam, to_ladder_
+from torchmadam import LadderFormat, Madam, groups, to_ladder_
 
 TASKS = ("cifar10", "cifar100", "wikitext2")
 KINDS = ("sgd", "adam", "madam", "madam_12bit", "madam_10bit", "madam_8bit")
@@ -235,7 +235,8 @@ def test_our_learning_rate_figure_differs_from_the_papers_by_our_arguments_alone
 def test_what_is_called_ours_is_so_in_every_number_of_bits():
     ours = recipes.crossing.OURS
     defaults = Madam([torch.nn.Parameter(torch.ones(2))]).param_groups[0]
-    assert {name: defaults[name] for name in ours} == ours
+    assert {name: defaults[name] for name in ours} == {**ours, "crossing": None}
+    assert groups.crossing_of(defaults) == ours["crossing"]
     named = {bits: recipes.get(f"cifar10_100e_{name}") for bits, name in recipes.crossing.OURS_NAMED.items()}
     assert named["float32"].arguments == ours
     for bits in ("12 bits", "8 bits"):

@@ -125,7 +125,7 @@ def unbounded_table(results: Results) -> Table:
     rows = [(title, *(_cell(results, f"{task}_{kind}") for kind in _UNBOUNDED)) for task, title in TITLES.items()]
     measured = [record for task in TITLES for kind in _UNBOUNDED for record in results.of(f"{task}_{kind}")]
     note = (
-        "`bound=None, crossing=5` has the zone around zero that the default has, and nothing that weights are clamped "
+        "`bound=None` has the zone around zero that the default has, and nothing that weights are clamped "
         "at. Means of as many seeds as there are. Lower is better."
     )
     return Table("Without a bound, on small tasks", note, ("", *_UNBOUNDED.values()), rows, measured)

@@ -16,6 +16,7 @@ from torchmadam.madam import Madam
 from torchmadam.state import OLDER
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
+_NUMBERS = ("index", "room", "zeros")  # of a state, which are no tensors
 
 
 def of_model(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -56,7 +57,7 @@ def of_optimizer(model: nn.Module, optimizer: Madam) -> tuple[dict[str, Tensor],
     for group in optimizer.param_groups:
         own = {name: _as_json(name, value) for name, value in group.items() if name not in ("params", "param_names")}
         members = {
-            names[p]: {"index": optimizer.state[p]["index"], "crossing": optimizer.state[p].get("crossing")}
+            names[p]: {name: optimizer.state[p][name] for name in _NUMBERS if name in optimizer.state[p]}
             if optimizer.state.get(p)
             else None
             for p in group["params"]
@@ -119,9 +120,7 @@ class Filling:
                     self._states.append((by_name[name], self._state(by_name[name], name, kept, names)))
 
     def _state(self, p: Tensor, name: str, kept: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-        state: dict[str, Any] = {"index": kept["index"]}
-        if kept["crossing"] is not None:
-            state["crossing"] = kept["crossing"]
+        state: dict[str, Any] = {key: value for key, value in kept.items() if value is not None}
         for key in ("step", "nonfinite", "scale", *held.MEANS, "second_moment"):
             at = f"{OPTIMIZER}{name}.{key}"
             if at in names:
@@ -146,6 +145,9 @@ class Filling:
                     group[name].fill_(value)
                 elif name != "compile":  # this machine's business
                     group[name] = value
+            for p in group["params"]:
+                if p in self._optimizer.state:
+                    held.renew(group, self._optimizer.state[p])
 
 
 def _named(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -52,11 +52,12 @@ def to_ladder_(
             signed one is finer around zero where that is far away, so that steps are of their usual size.
         bound: the ladder's limit sigma* is this many times a tensor's scale. None: 5, on the paper's ladders 3; but
             under "nearest", unless ``scale`` is given, the limit is the tensor's absolute maximum. On signed ladders
-            vectors of zeros may grow to 5, on rungs that are finer around zero; and unless ``bits`` is a format, steps
-            are sized by 5 scales at most, where the bound is larger, too.
+            vectors of zeros may grow to ``bound`` itself, on rungs that are finer around zero; and unless ``bits`` is a
+            format, steps are sized by 5 scales at most, where the bound is larger, too.
         scale: of all tensors, or by name (:func:`torchmadam.scales_of`); None measures each tensor's RMS.
         zero_scale: the scale of vectors that are all zeros, or whose RMS is below a hundredth of this; as under
-            :class:`torchmadam.Madam`, that of such matrices goes by their inputs, but for the paper's ladders.
+            :class:`torchmadam.Madam`, that of such matrices goes by their inputs, but for the paper's ladders and for
+            ``init="uniform"``.
         seed: of the rungs drawn, and of the signs of weights that have none.
         sign_seed: draw the signs from this seed and store them nowhere. Tensors without negative weights stay positive.
         dtype: what the tensors decode to, and the dtype of their gradients; None keeps each parameter's own.
@@ -86,30 +87,29 @@ def to_ladder_(
     names, params = list(chosen.values()), list(chosen)
     usual = bound or (_SIGNED_BOUND if ladder.is_signed else _PAPER_BOUND)
     crossing = ladder.crossing
-    if init == "uniform":  # weights are then as large as the ladder is long, which is no longer than the paper's rule
-        crossing = 0.0
-    elif ladder.is_signed and not isinstance(bits, LadderFormat):
+    if ladder.is_signed and not isinstance(bits, LadderFormat):
         crossing = groups.usual_crossing(usual)
     arguments: dict[str, Any] = {
         "scale": scale,
         "zero_scale": zero_scale,
         "bound": usual,
-        "crossing": crossing,
+        # Drawn weights are as large as the ladder is long, which is therefore no longer than under the paper's rule.
+        "crossing": 0.0 if init == "uniform" else crossing,
         "param_names": names,
     }
     if isinstance(scale, Mapping):
         arguments["scale"] = {groups.unwrapped(name): float(value) for name, value in scale.items()}
         warn_unmatched([arguments])
-    found = starts(arguments, names, [p.detach() for p in params], coded=True)
+    found = starts(arguments, names, [p.detach() for p in params], ladder)
 
     coded: dict[nn.Parameter, nn.Parameter] = {}
     for index, (name, param, start) in enumerate(zip(names, params, found, strict=True), first_index):
         if param.is_complex():
             raise ValueError(f"{describe(name)} is complex, and ladders hold real weights; leave it out with filter=")
         kept = init == "nearest" or (init is None and not param.requires_grad)
-        limit, own = start.scale * usual, _around_most(ladder, start.share)
+        limit, own = start.scale * usual, _around_most(ladder, start.share(crossing))
         if kept and not start.is_zeros and param.numel():
-            limit, own = start.sigma * usual, _around_most(ladder, start.crossing)
+            limit, own = start.sigma * usual, _around_most(ladder, crossing)
             if bound is None and scale is None:
                 limit = float(param.abs().max())
                 if not isinstance(bits, LadderFormat):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchmadam import groups, held
 from torchmadam.doubles import doubled
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.madam import Madam
@@ -45,12 +46,12 @@ def width_of(p: Tensor, optimizer: Optimizer | None, group: dict[str, Any] | Non
     if not isinstance(optimizer, Madam) or group is None or not p.requires_grad:
         return 0.0
     bound = 1.0 if group["bound"] is None else group["bound"]
-    held = optimizer.state.get(p)
-    if not held:
+    state = optimizer.state.get(p)
+    if not state:
         (start,) = starts(group, [name], [p])
-        return start.sigma * start.crossing * bound
-    crossing = held.get("crossing", group["crossing"])
-    return doubled(held["scale"]) * (crossing * bound) if crossing else 0.0
+        return start.scale * start.share(groups.crossing_of(group)) * bound
+    crossing = held.crossing_of(group, state)
+    return doubled(state["scale"]) * (crossing * bound) if crossing else 0.0
 
 
 def reach(weight: Tensor, width: float | Tensor) -> Tensor:
