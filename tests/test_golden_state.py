@@ -1,7 +1,7 @@
-"""A state written by version 1 of the optimiser must load, and continue as it did then, for ever.
+"""A state written by an earlier version of the optimiser must load, and continue as it did then, for ever.
 
-The file was written by `python tests/test_golden_state.py` when the state was defined. Do not write it again: a new
-STATE_VERSION gets a file of its own, and this one must still load.
+Each file was written by `python tests/test_golden_state.py` when that state was defined. Do not write it again: a new
+STATE_VERSION gets a file of its own, and these must still load.
 """
 
 import copy
@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from torchmadam import Madam
+from torchmadam.state import STATE_VERSION
 
-FILE = Path(__file__).parent / "golden" / "madam_state_v1.pt"
+FILES = Path(__file__).parent / "golden"
 
 
 def parameters():
@@ -47,19 +48,22 @@ def write():
     golden = {"weights": {n: p.detach().clone() for n, p in params}, "state": copy.deepcopy(optimizer.state_dict())}
     train(params, optimizer, range(4, 8))
     golden["after"] = {n: p.detach().clone() for n, p in params}
-    FILE.parent.mkdir(exist_ok=True)
-    torch.save(golden, FILE)
+    torch.save(golden, FILES / f"madam_state_v{STATE_VERSION}.pt")
 
 
-def test_a_version_1_state_loads_and_continues_as_it_did():
-    golden = torch.load(FILE, weights_only=True)
+@pytest.mark.parametrize("version", range(1, STATE_VERSION + 1))
+def test_a_state_loads_and_continues_as_it_did(version):
+    golden = torch.load(FILES / f"madam_state_v{version}.pt", weights_only=True)
+    assert {group["state_version"] for group in golden["state"]["param_groups"]} == {version}
     params = parameters()
     for name, p in params:
         p.data = golden["weights"][name].clone()
     optimizer = Madam([{"params": params[:3]}, {"params": params[3:]}])
     optimizer.load_state_dict(golden["state"])
     assert optimizer.param_groups[1]["crossing"] == 0.1
-    assert [group["momentum"] for group in optimizer.param_groups] == [0.0, 0.0]  # which there was none of yet
+    # Of which there was none yet in the first version.
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.9 if version > 1 else 0.0] * 2
+    assert {group["state_version"] for group in optimizer.param_groups} == {STATE_VERSION}
     assert torch.equal(optimizer.param_groups[0]["lr"], torch.tensor(0.02))
     assert {int(state["step"]) for state in optimizer.state.values()} == {4}
     train(params, optimizer, range(4, 8))
@@ -68,8 +72,24 @@ def test_a_version_1_state_loads_and_continues_as_it_did():
         torch.testing.assert_close(p.detach(), golden["after"][name], rtol=rtol, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:100 % of bias is at its bound")
+def test_the_rule_that_a_version_had_goes_on_in_this_one():
+    """Under version 1 vectors were clamped as matrices are, and the default was a bound of 3."""
+    golden = torch.load(FILES / "madam_state_v1.pt", weights_only=True)
+    params = parameters()
+    for name, p in params:
+        p.data = golden["weights"][name].clone()
+    optimizer = Madam([{"params": params[:3]}, {"params": params[3:]}])
+    optimizer.load_state_dict(golden["state"])
+    bias = dict(params)["bias"]
+    for _ in range(300):
+        bias.grad = torch.full((3,), -1.0)
+        optimizer.step()
+    assert bias.tolist() == pytest.approx([0.03] * 3)
+
+
 def test_a_newer_version_is_refused():
-    golden = torch.load(FILE, weights_only=True)
+    golden = torch.load(FILES / "madam_state_v1.pt", weights_only=True)
     for group in golden["state"]["param_groups"]:
         group["state_version"] = 99
     with pytest.raises(ValueError, match=r"newer torchmadam \(version \{99\}"):

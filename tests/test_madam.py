@@ -84,12 +84,17 @@ def test_a_bad_argument_raises_a_value_error_that_says_what_to_do(arguments, say
         ("learning_rate", "it would do nothing; remove it"),
         ("weight_decays", "did you mean 'weight_decay'"),
         ("crosing", "did you mean 'crossing'"),
+        ("beta1", "did you mean 'beta'"),
+        ("beta_1", "did you mean 'beta'"),
+        ("wd", "it would do nothing; remove it"),
+        ("max_grad_norm", "it would do nothing; remove it"),
     ],
 )
 def test_a_misspelt_or_foreign_group_argument_raises_and_a_label_does_not(name, says):
     with pytest.raises(ValueError, match=says):
         Madam([{"params": list(network().parameters()), name: 0.9}])
     own = {"label": "encoder", "lr_scale": 0.5, "initial_lr": 0.01, "layer": 3, "lr_mult": 2.0, "fix_lr": True}
+    own |= {"weight_decay_mult": 1.0, "base_weight_decay": 0.1, "min_scale": 0.5}
     schedules = {"max_lr": 1.0, "min_lr": 0.0, "base_lr": 0.1, "swa_lr": 0.1, "base_momentum": 0.8, "max_momentum": 0.9}
     Madam([{"params": list(network().parameters()), **own, **schedules, "note": None}])
 

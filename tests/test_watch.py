@@ -240,31 +240,50 @@ def test_a_mean_of_noisy_gradients_may_be_too_small_for_rounding_to_nearest(mome
     assert all("or momentum=0" in message for message in said)
 
 
-def lossy(model, finite, start=None, steps=10):
+def lossy(model, finite, start=None, steps=10, trained=lambda name: True):
     """What is said while this share of a step's gradients is finite; ``start`` is the optimizer's state."""
     optimizer = Madam(model.parameters(), lr=1e-4)
     if start is not None:
         optimizer.load_state_dict(start)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(steps):
-            for p in model.parameters():
-                p.grad = torch.ones_like(p)
-                p.grad.view(-1)[round(p.numel() * finite) :] = float("nan")
+        for t in range(steps):
+            for name, p in model.named_parameters():
+                p.grad = torch.ones_like(p) if t < 2 or trained(name) else None
+                if trained(name):
+                    p.grad.view(-1)[round(p.numel() * finite) :] = (
+                        complex("nan+nanj") if p.is_complex() else float("nan")
+                    )
             optimizer.step()
     return [str(w.message) for w in caught], optimizer.state_dict()
 
 
-@pytest.mark.parametrize("coded", [False, True])
-@pytest.mark.parametrize(("finite", "said"), [(0.0, "100 %"), (0.75, "25 %"), (0.95, None)])
-def test_a_loss_that_is_nan_is_noticed_once(finite, said, coded):
-    model = nn.Linear(10, 20, bias=False)
-    if coded:
+@pytest.mark.parametrize("kind", ["float", "codes", "complex"])
+@pytest.mark.parametrize(("finite", "said"), [(0.0, "100 %"), (0.6, "40 %"), (0.8, None)])
+def test_a_loss_that_is_nan_is_noticed_once(finite, said, kind):
+    model = nn.Linear(10, 20, bias=False, dtype=torch.complex64 if kind == "complex" else None)
+    if kind == "codes":
         to_ladder_(model, "signed8")
     found, _ = lossy(model, finite, steps=120)
     assert [message.split(" of all elements of the last 9 gradients")[0] for message in found] == (
         [said] if said else []
     )
+
+
+def test_what_has_no_gradients_any_more_does_not_hide_those_that_are_lost():
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 2))
+    (message,), _ = lossy(model, 0.0, steps=120, trained=lambda name: name.startswith("1."))
+    assert "% of all elements of the last 90 gradients" in message  # of which the trunk had two
+
+
+def test_a_single_bad_step_is_nothing_to_warn_of():
+    p = nn.Parameter(torch.ones(()))
+    optimizer = Madam([p], lr=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t in range(12):
+            p.grad = torch.full((), float("inf") if t == 4 else 1.0)
+            optimizer.step()
 
 
 def test_gradients_that_were_lost_before_a_resume_are_not_counted_again():
@@ -277,7 +296,9 @@ def test_gradients_that_were_lost_before_a_resume_are_not_counted_again():
 
 def test_a_state_that_is_loaded_between_two_looks_is_not_taken_for_lost_gradients():
     model = nn.Linear(10, 20)
-    _, much = lossy(model, 0.0, steps=500)
+    _, some = lossy(model, 1.0, steps=200)
+    for each in some["state"].values():
+        each["nonfinite"] += 20 * 200  # of 200 steps, a tenth was bad
     _, none = lossy(model, 1.0, steps=1)
     optimizer = Madam(model.parameters(), lr=1e-4)
     with warnings.catch_warnings():
@@ -287,4 +308,17 @@ def test_a_state_that_is_loaded_between_two_looks_is_not_taken_for_lost_gradient
                 p.grad = torch.ones_like(p)
             optimizer.step()
             if step in (50, 200):
-                optimizer.load_state_dict(much if step == 50 else none)
+                optimizer.load_state_dict(some if step == 50 else none)
+
+
+def test_only_what_is_too_coarse_for_lr_is_said_to_freeze():
+    """A norm's bias begins as zeros, and its ladder is finer around zero but coarser elsewhere."""
+    model = to_ladder_(nn.Sequential(nn.Linear(20, 20), nn.LayerNorm(20)), 8)
+    optimizer = Madam(model.parameters(), momentum=0.0, rounding="nearest")
+    for p in model.parameters():
+        p.grad = torch.zeros(p.shape)
+    with pytest.warns(
+        UserWarning, match=r"freezes the 4\.3 % of the weights that are signed 8-bit, crossing 0\.0078"
+    ) as said:
+        optimizer.step()
+    assert len(said) == 1

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,12 +17,24 @@ ROUNDINGS = (None, "nearest", "stochastic")
 
 # Arguments that are numbers.
 NUMBERS = ("lr", "beta", "momentum", "max_step", "bound", "crossing", "zero_scale", "weight_decay")
-# What schedulers put into a group, and is called much as an argument is.
-_GUESTS = frozenset({"base_momentum", "max_momentum"})
 # Arguments of other optimisers, which would seem to do something. What else is in a group (a schedule's notes, a label,
 # a layer's number) is its owner's business.
 _FOREIGN = frozenset(
-    {"alpha", "amsgrad", "centered", "dampening", "eps", "etas", "lambd", "learning_rate", "momentum_decay", "nesterov"}
+    {
+        "alpha",
+        "amsgrad",
+        "centered",
+        "dampening",
+        "decay",
+        "eps",
+        "etas",
+        "lambd",
+        "learning_rate",
+        "max_grad_norm",
+        "momentum_decay",
+        "nesterov",
+        "wd",
+    }
 )
 # What torch.compile, FSDP and activation checkpointing put into a parameter's name when they wrap a module.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -161,8 +174,10 @@ def check(group: Mapping[str, Any], known: Iterable[str]) -> None:
     if not isinstance(group["seed"], int) or not -(2**63) <= group["seed"] < 2**63:
         raise ValueError(f"seed={group['seed']!r} must be an integer of at most 64 bits")
 
-    for name in sorted(group.keys() - set(known) - {"params", "param_names"} - _GUESTS):
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    for name in sorted(group.keys() - set(known) - {"params", "param_names"}):
+        # What somebody's schedule keeps beside an argument is no mistake: base_momentum, weight_decay_end.
+        own = any(re.fullmatch(rf"{each}_[a-z]\w+|[a-z]+_{each}", name) for each in known)
+        close = [] if own else difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         if close or name in _FOREIGN:
             hint = f"did you mean {close[0]!r}?" if close else "it would do nothing; remove it"
             raise ValueError(f"{name!r} is no argument of Madam: {hint}")

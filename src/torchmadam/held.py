@@ -11,7 +11,7 @@ from torchmadam import groups, moment8, noise, shards
 from torchmadam.ladder.layout import CodeLayout
 from torchmadam.ladder.tensor import LadderTensor
 from torchmadam.messages import describe
-from torchmadam.start import Start, starts, warn_stuck
+from torchmadam.start import share, starts, warn_stuck
 
 Group = dict[str, Any]
 States = MutableMapping[Tensor, dict[str, Any]]
@@ -91,17 +91,18 @@ def _begin(
 
 
 def crossing_of(group: Group, state: dict[str, Any]) -> float:
-    """The width of a float parameter's zone as a share of its limit."""
-    return Start(0.0, state["room"], state["zeros"]).share(groups.crossing_of(group))
+    """A float parameter's own crossing: the width of its zone as a share of its limit."""
+    return share(groups.crossing_of(group), state["room"], state["zeros"])
 
 
-def renew(group: Group, state: dict[str, Any]) -> None:
-    """Bring the state of a float parameter from before 0.2 up to date: only zeros had something else than others."""
-    crossing = state.pop("crossing", None)
-    if "scale" in state and "room" not in state:
-        state["zeros"] = crossing is not None
-        usual = groups.crossing_of(group) or 1.0
-        state["room"] = 1.0 if crossing is None else usual / crossing if crossing else math.inf
+def renew(group: Group, states: States) -> None:
+    """Bring the states of float parameters from before 0.2 up to date: only zeros had something else than others."""
+    usual = groups.crossing_of(group) or 1.0
+    for state in (states[p] for p in group["params"] if p in states):
+        crossing = state.pop("crossing", None)
+        if "scale" in state and "room" not in state:
+            state["zeros"] = crossing is not None
+            state["room"] = 1.0 if crossing is None else usual / crossing if crossing else math.inf
 
 
 def _wide(p: Tensor) -> torch.dtype:

@@ -28,8 +28,8 @@ class Madam(Optimizer):
 
     Args:
         params: parameters, ``named_parameters()`` or param groups.
-        lr: the step of a weight whose gradients agree, as a share of its size or, if it is small, of the clamp [eta];
-            a float or a 1-element tensor.
+        lr: the step of a weight whose gradients agree, as a share of its size or, if it is small, of 5 sigma [eta]; a
+            float or a 1-element tensor.
         beta: the memory of the second moment [beta].
         momentum: the memory of the first moment, a mean of the gradient that steps follow instead of the last one;
             in two bytes a weight. 0: none, as in the paper, and no state for it. For codes it is a mean of steps, each
@@ -344,9 +344,8 @@ class Madam(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            for p in group["params"]:
-                if p in self.state:
-                    held.renew(group, self.state[p])
+            held.renew(group, self.state)
+            group["state_version"] = STATE_VERSION
         for p, own in self.state.items():
             for name, value in own.items():
                 if isinstance(value, Exact):

@@ -115,6 +115,7 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
     try:
         places = tuple(map(Tensor.data_ptr, chain(grads, moments, others, planes, floats)))
         strides = tuple(map(Tensor.stride, chain(grads, floats)))
+        starts = tuple(map(_START, own))
     except (RuntimeError, KeyError):
         return None  # a sparse gradient has neither; and a state from codes no scale yet
     key = (
@@ -126,6 +127,6 @@ def situation_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) 
         tuple(map(_DTYPE, chain(grads, floats))),  # a moment's is the group's argument
         tuple(map(_SHAPE, floats)),
         tuple(map(_INDEX, held)),
-        tuple(map(_START, own)),
+        starts,
     )
     return Situation(key, planes + params, codings, len(group["params"]))

@@ -58,11 +58,16 @@ class Start:
         return math.isinf(self.room)
 
     def share(self, crossing: float) -> float:
-        """The width of its zone as a share of its limit, where that of others is ``crossing``.
+        """The width of its zone as a share of its limit, by a group's crossing."""
+        return share(crossing, self.room, self.is_zeros)
 
-        Zeros have a zone under the paper's rule, too: nothing multiplied by zero moves.
-        """
-        return (crossing or float(self.is_zeros)) / self.room
+
+def share(crossing: float, room: float, is_zeros: bool) -> float:
+    """A tensor's own crossing, by that of its group.
+
+    Zeros have a zone under the paper's rule, too: nothing multiplied by zero moves.
+    """
+    return (crossing or float(is_zeros)) / room
 
 
 def starts(
@@ -101,21 +106,21 @@ def _start(
     group: Mapping[str, Any], name: str | None, param: Tensor, measured: float, largest: float,
     ladder: LadderFormat | None,
 ) -> Start:  # fmt: skip
-    crosses, given, zero_scale = crossing_of(group) > 0, given_scale(group, name), group["zero_scale"]
+    crosses, given, zero_scale = crossing_of(group) > 0, given_scale(group, name), float(group["zero_scale"])
     zeros = measured == 0 and param.numel() > 0
     if zeros and zero_scale == 0 and (given is None or not crosses):
-        return Start(given or 0.0, math.inf, is_zeros=True)
+        return Start(given or 0.0, math.inf if ladder is None else 1.0, is_zeros=True)
     if given is not None:
         return Start(given, is_zeros=zeros)
-    sigma, is_silent, is_vector = measured, measured < _NEXT_TO_ZERO * zero_scale, _is_vector(param)
+    sigma, is_silent = measured, measured < _NEXT_TO_ZERO * zero_scale
+    is_vector = param.numel() == max(param.shape, default=1)  # of any dimensions, such as n x 1 x 1
     if is_silent:
         sigma = zero_scale
-        if crosses and param.numel() and not is_vector:
+        if crosses and param.numel() and (param.dim() == 2 or not is_vector):  # layers of one input or output are n x 1
             sigma = max(sigma, _OF_INPUTS / math.sqrt(param.numel() // len(param)))
-    bound = group["bound"]
-    if bound is None or not crosses or not sigma or not param.numel():  # the paper's rule is left as it is
+    if group["bound"] is None or not crosses or not sigma or not param.numel():  # the paper's rule is left as it is
         return Start(sigma, is_zeros=zeros)
-    room = 1.0
+    bound, room = float(group["bound"]), 1.0
     if is_vector and ladder is None:
         room = max(room, _VECTORS / sigma)
     elif is_vector and is_silent and ladder is not None and ladder.stored_bits >= _FEWEST_BITS:
@@ -123,11 +128,6 @@ def _start(
     if ladder is None and largest > room * bound * sigma:
         room = _JUST_ABOVE * largest / (bound * sigma)
     return Start(sigma, room, zeros)
-
-
-def _is_vector(param: Tensor) -> bool:
-    """Of any dimensions, such as n x 1 x 1. A matrix of one column is none: layers of one input have those."""
-    return param.dim() < 2 or (param.dim() > 2 and param.numel() == max(param.shape) > 0)
 
 
 def given_scale(group: Mapping[str, Any], name: str | None) -> float | None:

@@ -10,7 +10,9 @@ from torchmadam import groups, held, shards
 from torchmadam.ladder.tensor import LadderTensor
 
 # Written into every param group, and so into every state dict. Raise it when the state changes its meaning.
-STATE_VERSION = 1
+STATE_VERSION = 2
+# 1: a float's scale was its sigma; zeros had a crossing of their own (held.renew).
+_READABLE = {1, STATE_VERSION}
 # Arguments that a state may be older than, and what was done then.
 OLDER: dict[str, Any] = {"momentum": 0.0}
 
@@ -35,7 +37,7 @@ def shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
             f"pass what optimizer.state_dict() returned"
         )
     versions = {group.get("state_version") for group in state_dict["param_groups"]}
-    if versions != {STATE_VERSION}:
+    if not versions or not versions <= _READABLE:
         keys = sorted({str(key) for state in state_dict["state"].values() for key in state})
         raise ValueError(
             f"this state dict was written by another optimiser, or by a newer torchmadam (version {versions}, state "

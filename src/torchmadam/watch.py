@@ -20,7 +20,7 @@ _EARLY, _EVERY = (10, 100, 300), 1000
 _FULL = 0.2
 _FULL_OF_FLOATS = 0.3  # a last layer that learns well may have a quarter of its weights there
 _FEW, _FULL_OF_FEW = 16, 0.5  # of a tensor of fewer weights than 16, two or three at the end mean nothing
-_NOT_FINITE = 0.1  # of the gradients' elements since the last look
+_NOT_FINITE = 0.25  # of the gradients' elements since the last look; a single bad step soon after the first is no more
 
 # A parameter's name, itself, its state, and whether its scale was given.
 _Float = tuple[str | None, Tensor, dict[str, Any], bool]
@@ -39,7 +39,8 @@ class Watch:
         self._said: set[object] = set()
         # Numbers on their way from a GPU, for which nobody waits, and what is to be done with them.
         self._coming: list[tuple[Any, Tensor, Callable[[Tensor], None]]] = []
-        self._skipped: dict[object, tuple[int, int]] = {}  # elements of gradients, and before which step
+        # Elements of gradients at the last look, those of them that could not be used, and before which step that was.
+        self._looked: dict[object, tuple[float, float, int]] = {}
 
     def look(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]], *, coded: bool) -> None:
         """Look before a step of a param group. ``coded``: some of its parameters are."""
@@ -53,8 +54,12 @@ class Watch:
             if self._lr.get(place) != now:
                 self._lr[place] = now
                 own = [here for p in group["params"] if isinstance(here := shards.local(p), LadderTensor)]
-                for ladder in {here.coding.format for here in own}:
-                    self._look_at_lr(ladder, now[0], now[1] or ladder.default_rounding, now[2])
+                sizes: Counter[LadderFormat] = Counter()
+                for here in own:
+                    sizes[here.coding.format] += here.numel()
+                for ladder, size in sizes.items():
+                    share = size / max(1, sizes.total())
+                    self._look_at_lr(ladder, share, now[0], now[1] or ladder.default_rounding, now[2])
         if coded and not self._ticks[place]:
             self._look_at_arguments(group)
         self._ticks[place] += 1
@@ -71,22 +76,26 @@ class Watch:
         if begins or due:
             self._look_at_gradients(group, state, place)
 
-    def _look_at_lr(self, ladder: LadderFormat, lr: float, rounding: str, momentum: float) -> None:
+    def _look_at_lr(self, ladder: LadderFormat, share: float, lr: float, rounding: str, momentum: float) -> None:
         # At half the spacing only gradients above their usual size still move a weight, and means are smaller.
         step = lr * math.sqrt((1 - momentum) / (1 + momentum))
         if rounding == "nearest" and 0 < step <= 0.5 * ladder.spacing and ladder not in self._said:
             self._said.add(ladder)
             size = f"lr={lr:g}" + (f" at momentum={momentum:g} makes steps of {step:.2g}, which" if momentum else "")
+            which = "most weights" if share > 0.5 else f"the {100 * share:.2g} % of the weights that are {ladder}"
             warn(
-                f"{size} is at most half the ladder's spacing {ladder.spacing:g}, so rounding to nearest freezes most "
-                f'weights; use rounding="stochastic" or a finer ladder{", or momentum=0" if momentum else ""}',
+                f"{size} is at most half the ladder's spacing {ladder.spacing:.4g}, so rounding to nearest freezes "
+                f'{which}; use rounding="stochastic" or a finer ladder{", or momentum=0" if momentum else ""}',
             )
 
     def _look_at_arguments(self, group: dict[str, Any]) -> None:
         own = [shards.local(p) for p in group["params"]]
         ladders = [here.coding.format for here in own if isinstance(here, LadderTensor)]
+        said = dict(group)
+        if group["crossing"] == groups.usual_crossing(group["bound"]):
+            said["crossing"] = None
         given = min(
-            ([name for name in usual if group[name] != usual[name]] for usual in (_OF_FLOATS, _OF_PAPER)), key=len
+            ([name for name in usual if said[name] != usual[name]] for usual in (_OF_FLOATS, _OF_PAPER)), key=len
         )
         if "crossing" in given and any(ladder.crossing == group["crossing"] for ladder in ladders):
             given.remove("crossing")
@@ -111,7 +120,7 @@ class Watch:
                 label = name or p.label or f"a tensor of shape {tuple(p.shape)}"
                 warn(
                     f"{100 * share:.0f} % of the codes of {label} are at the upper end of their ladder: they want "
-                    f"to grow past the bound; convert with a larger bound= (or zero_scale=, if it began as zeros)",
+                    f"to grow past the bound; convert with a larger bound=",
                 )
 
     def _look_at_floats(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> None:
@@ -132,12 +141,14 @@ class Watch:
 
     def _look_at_gradients(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]], place: int) -> None:
         """Elements of gradients that could not be used since the last look: all, where the loss is nan."""
-        known = [(shards.local(p), state[p]["nonfinite"]) for p in group["params"] if "nonfinite" in state.get(p, {})]
-        for device in {count.device for _, count in known}:
-            own = [(p.numel(), count) for p, count in known if count.device == device]
-            total = torch.stack([count for _, count in own]).sum()
-            weights, tick = sum(numel for numel, _ in own), self._ticks[place]
-            self._when_here(total, partial(self._warn_of_gradients, key=(place, device), weights=weights, tick=tick))
+        known = [(p, state[p]) for p in group["params"] if "nonfinite" in state.get(p, {})]
+        for device in {own["nonfinite"].device for _, own in known}:
+            here = [(p, own) for p, own in known if own["nonfinite"].device == device]
+            sizes = [groups.as_real(shards.local(p)).numel() for p, _ in here]
+            seen = torch.stack(torch._foreach_mul([own["step"] for _, own in here], sizes)).sum()
+            lost = torch.stack([own["nonfinite"] for _, own in here]).sum()
+            found = torch.stack([seen, lost.to(seen.dtype)])
+            self._when_here(found, partial(self._warn_of_gradients, key=(place, device), tick=self._ticks[place]))
 
     def _when_here(self, found: Tensor, then: Callable[[Tensor], None]) -> None:
         if found.device.type != "cuda":
@@ -157,18 +168,17 @@ class Watch:
             else:
                 self._coming.append((arrived, found, then))
 
-    def _warn_of_gradients(self, found: Tensor, key: object, weights: int, tick: int) -> None:
-        count = int(found)
-        before, since = self._skipped.get(key, (0, 1))
-        self._skipped[key] = count, tick
-        # More than there were, or fewer than before: of a state that was loaded meanwhile.
-        steps, new = tick - since, count - before
-        if _NOT_FINITE * weights * steps < new <= weights * steps and "nonfinite" not in self._said:
+    def _warn_of_gradients(self, found: Tensor, key: object, tick: int) -> None:
+        seen, lost = found.tolist()
+        seen_before, lost_before, since = self._looked.get(key, (0.0, 0.0, 1))
+        self._looked[key] = seen, lost, tick
+        share = (lost - lost_before) / max(1.0, seen - seen_before)
+        if tick > 1 and _NOT_FINITE < share <= 1.0 and "nonfinite" not in self._said:
             self._said.add("nonfinite")
             warn(
-                f"{100 * new / (weights * steps):.0f} % of all elements of the last {steps} gradients were nan, "
-                "infinite or too large to square, and their weights were left as they are: look at the loss, and for "
-                "where it begins use torch.autograd.set_detect_anomaly(True)"
+                f"{100 * share:.0f} % of all elements of the last {tick - since} gradients were nan, infinite or too "
+                f"large to square, and their weights were left as they are: look at the loss, and for where it begins "
+                f"use torch.autograd.set_detect_anomaly(True)"
             )
 
     def _warn_of_floats(self, found: Tensor, own: list[_Float], bound: float) -> None:

@@ -143,11 +143,9 @@ class Filling:
             for name, value in {**OLDER, **saved["arguments"]}.items():
                 if isinstance(group.get(name), Tensor):
                     group[name].fill_(value)
-                elif name != "compile":  # this machine's business
+                elif name not in ("compile", "state_version"):  # this machine's business, and what it is from now on
                     group[name] = value
-            for p in group["params"]:
-                if p in self._optimizer.state:
-                    held.renew(group, self._optimizer.state[p])
+            held.renew(group, self._optimizer.state)
 
 
 def _named(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -47,7 +47,7 @@ def width_of(p: Tensor, optimizer: Optimizer | None, group: dict[str, Any] | Non
         return 0.0
     bound = 1.0 if group["bound"] is None else group["bound"]
     state = optimizer.state.get(p)
-    if not state:
+    if not state or "scale" not in state:  # of codes that are floats now, perhaps
         (start,) = starts(group, [name], [p])
         return start.scale * start.share(groups.crossing_of(group)) * bound
     crossing = held.crossing_of(group, state)
