@@ -55,7 +55,6 @@ def test_matrices_of_zeros_or_next_to_it_have_the_size_that_their_inputs_ask_for
     assert start_of(silent, ladder, make=Madam.paper).sigma == 0.01
 
 
-@pytest.mark.parametrize("value", [1e-3, 1.01e-4])
 @pytest.mark.parametrize(("shape", "inputs"), [((1, 25), 25), ((9, 1), 1)])
 def test_a_matrix_of_one_row_or_column_moves_as_a_matrix_and_grows_as_a_vector(shape, inputs):
     """It may be a layer of one output or input, or somebody's bias."""
@@ -67,6 +66,7 @@ def test_a_matrix_of_one_row_or_column_moves_as_a_matrix_and_grows_as_a_vector(s
     assert start_of(torch.full(shape, 0.03), CODES).room == 1.0
 
 
+@pytest.mark.parametrize("value", [1e-3, 1.01e-4])
 def test_small_matrices_that_are_no_zeros_keep_their_own_size(value):
     assert start_of(torch.full((3, 16), value)) == start.Start(pytest.approx(value))
 

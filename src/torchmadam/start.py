@@ -93,7 +93,7 @@ def starts(
                 f"before the first step"
             )
         start = _start(group, name, param, measured, largest, ladder)
-        limit = start.scale * (group["bound"] or 1.0)
+        limit = start.scale * float(group["bound"] or 1.0)
         if limit > 0 and torch.tensor(limit, dtype=torch.float64).to(as_real(shards.local(param)).dtype) == 0:
             raise ValueError(
                 f"{describe(name)} has a scale of {start.scale:g}, which {param.dtype} rounds to zero; raise it"
